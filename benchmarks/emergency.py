@@ -8,7 +8,7 @@ until the onlooker's DDS reader has received the path, so they hold both ways th
 Silence: a sensor publishes once and then not again; from the end of its timeout until the path is received.
 
 The part `traffic` drives the lane's rules through drawn traffic, without a node: how often they stop a
-vehicle that follows its lane in ordinary traffic, and how often one that sees nothing hits what braking in
+vehicle that follows its lane in ordinary and everyday traffic, and how often one that sees nothing hits what braking in
 time would have avoided.
 """
 
@@ -32,7 +32,7 @@ from benchmarks.rig.figures import distribution
 from benchmarks.rig.graph import Graph, GraphError, PerfNodeProcess, Streaming
 from benchmarks.rig.observer import realtime
 from benchmarks.rig.report import Report, Target, say
-from benchmarks.traffic import lane_drives
+from benchmarks.traffic import lane_drives, lane_everyday
 from torchperf_ros.api.messages import empty_message, encode, header
 
 _BEAMS, _SPEED = 1080, 10.0
@@ -75,7 +75,10 @@ def main() -> int:
     parser.add_argument("--load", type=int, default=0, help="busy processes at normal priority (default 0)")
     parser.add_argument("--no-camera", action="store_true", help="no frames meanwhile")
     parser.add_argument(
-        "--drives", type=int, default=1000, help="ordinary ones, half as many dangers (default 1000)"
+        "--drives",
+        type=int,
+        default=1000,
+        help="ordinary ones, half as many dangers, a tenth of each everyday kind (default 1000)",
     )
     parser.add_argument("--seed", type=int, default=0, help="of the first drive (default 0)")
     add_camera(parser)
@@ -109,6 +112,7 @@ def _traffic(arguments: argparse.Namespace, report: Report) -> tuple[dict[str, A
         found = lane_drives.run(drive, seed, until_hit=False)
         if found.reason or found.hit_m_s:
             stopped.append(f"seed {seed} at {drive.speed:.0f} m/s: {found.reason or 'hit'}")
+    ordinary_stops = len(stopped)
     counts = {kind: {"drawn": 0, "avoidable": 0, "hit": 0} for kind in lane_drives.KINDS}
     hit: list[str] = []
     for seed in range(first, first + dangers):
@@ -119,15 +123,38 @@ def _traffic(arguments: argparse.Namespace, report: Report) -> tuple[dict[str, A
         if avoidable and found.hit_m_s:
             counts[kind]["hit"] += 1
             hit.append(f"seed {seed}, {kind}: at {found.hit_m_s:.1f} m/s")
-    rows = [[f"ordinary, seeds {first} to {first + drives - 1}", drives, "-", len(stopped)]]
+    each = max(1, drives // 10)
+    say(f"{each} drives of each kind of everyday traffic")
+    everyday: dict[str, list[int]] = {}
+    for kind in lane_everyday.EVERYDAY:
+        everyday[kind] = []
+        for seed in range(first, first + each):
+            found = lane_drives.run(lane_everyday.everyday(kind, seed), seed, until_hit=False)
+            if found.reason or found.hit_m_s:
+                everyday[kind].append(seed)
+                stopped.append(f"{kind}, seed {seed}: {found.reason or 'hit'}")
+    falsely = sum(len(seeds) for kind, seeds in everyday.items() if kind not in lane_everyday.STEERED)
+    rows = [[f"ordinary, seeds {first} to {first + drives - 1}", drives, "-", ordinary_stops]]
+    rows += [
+        [f"{kind}, seeds {first} to {first + each - 1}", each, "-", len(seeds)]
+        for kind, seeds in everyday.items()
+    ]
     rows += [[f"{kind}, of {dangers} from seed {first}", *counts[kind].values()] for kind in counts]
     report.table("Drives", ("", "drawn", "avoidable", "stopped falsely, or hit"), rows)
     for text in [*stopped, *hit]:
         report.text(text)
     avoidable_ones = sum(count["avoidable"] for count in counts.values())
     figures = {"seed": first, "drives": drives, "stopped": stopped, "dangers": counts, "hit": hit}
+    figures["everyday"] = {"drives_each": each, "stopped": everyday}
     return figures, [
-        Target("stops in ordinary traffic", len(stopped), "<=", 0, f"of {drives}"),
+        Target("stops in ordinary traffic", ordinary_stops, "<=", 0, f"of {drives}"),
+        Target(
+            f"stops in everyday traffic but for {' and '.join(lane_everyday.STEERED)}",
+            falsely,
+            "<=",
+            0,
+            f"of {each * (len(everyday) - len(lane_everyday.STEERED))}",
+        ),
         Target("collisions that could be avoided", len(hit), "<=", 0, f"of {avoidable_ones}"),
     ]
 
@@ -158,7 +185,7 @@ def _measure(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 class _Drive:
-    """The vehicle's sensors, and who waits for its stop."""
+    """The vehicle's sensors, and the wait for its stop."""
 
     def __init__(self, graph: Graph, node: PerfNodeProcess) -> None:
         self._graph, self._process, self._seen = graph, node.process, graph.observer.seen[OURS]

@@ -2,8 +2,8 @@
 
 Drives of this version with faults and under load, a report, a cut-in.
 
-The pictures of figures come from their benchmarks: `./run bench curve -o`, `torchperf anomalies --plot`;
-the one of a stutter is of the drive that the page tells of.
+The pictures of figures come from their benchmarks: `./run bench curve -o`; the one of a stutter is of the
+drive that the page describes.
 """
 
 import argparse

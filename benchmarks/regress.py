@@ -20,10 +20,10 @@ import numpy as np
 
 from benchmarks.rig.arguments import arguments_of, callers_path
 from benchmarks.rig.report import Report, Target, say
+from torchperf_ros.observe.runs.compare.changes import ALPHA, Judgement, MetricChange
 from torchperf_ros.observe.runs.compare.comparison import Comparison, compare
-from torchperf_ros.observe.runs.compare.verdict import METRICS, Rules, Verdict, judge, read_margins
-from torchperf_ros.observe.runs.run_file import Run, write_run
-from torchperf_ros.observe.runs.run_log_source import of_run
+from torchperf_ros.observe.runs.run_file import run_of, write_run
+from torchperf_ros.observe.runs.run_log import RunLog
 from torchperf_ros.stage.frame_table import FRAME
 
 STAGE = "perception"
@@ -35,8 +35,7 @@ _TAIL_INDEX = 2.5  # of the spikes: their variance exists, their fourth moment d
 _CERTAIN = 2_000_000
 _LATE_SHARE = 0.03
 _WARM_UP = 2000
-TESTED = ("p50", "p95", "p99", "jitter", "miss")
-ALPHA = 0.05
+TESTED = ("p50", "p99", "miss")
 _LEAST_INTERVALS = 50  # for a share of them
 _SHOWN = {"alarm": "alarm", "p99_worse": "p99 worse", "p99_equivalent": "p99 equivalent"}
 _OF_IDENTICAL = {
@@ -73,7 +72,7 @@ class LatencyModel:
             1 + random.pareto(_TAIL_INDEX, frames)
         )
 
-    def run(self, frames: int, random: np.random.Generator, slower: "Slower | None" = None) -> Run:
+    def run(self, frames: int, random: np.random.Generator, slower: "Slower | None" = None) -> RunLog:
         """A run of one stage.
 
         3 % of the frames of a run that is not slower are over the budget, in bursts.
@@ -82,7 +81,7 @@ class LatencyModel:
         total_ms = self.draw(frames, random)
         if slower is not None:
             total_ms = slower.of(total_ms, p95, p99)
-        return Run({"stages": [{"name": STAGE, "tiers": ["full"]}]}, {STAGE: _rows(total_ms, p97)})
+        return run_of({"stages": [{"name": STAGE, "tiers": ["full"]}]}, {STAGE: _rows(total_ms, p97)})
 
 
 @dataclass(frozen=True)
@@ -163,24 +162,20 @@ def count(cell: Cell, pairs: int, resamples: int, seed: int) -> Counts:
     counts = Counts(dict.fromkeys(TESTED, 0), dict.fromkeys(TESTED, 0))
     model, changed = LatencyModel(cell.phi, cell.spikes), CHANGES[cell.change]
     random = np.random.default_rng([seed, round(cell.phi * 1000), round(cell.spikes * 1000), cell.frames])
-    none = Rules(read_margins(f"{key}={_nothing(key)}" for key in METRICS))
     needed = []
-    for number in range(pairs):
-        runs = model.run(cell.frames, random), model.run(cell.frames, random, changed)
-        base, new = (of_run(run, "run") for run in runs)
-        found = compare([base], [new], Rules(resamples=resamples, seed=number))
-        for one in found.findings:
-            if one.metric.key in TESTED and one.tested is not None:
+    for _ in range(pairs):
+        base, new = model.run(cell.frames, random), model.run(cell.frames, random, changed)
+        found = compare([base], [new], resamples=resamples)
+        for one in found.changes:
+            if one.metric.key in TESTED and one.tested:
                 counts.intervals[one.metric.key] += 1
-                counts.missed[one.metric.key] += not one.tested.low <= 0 <= one.tested.high
-        counts.alarms += bool(found.with_verdict(Verdict.WORSE))
-        counts.alarms_without_margins += any(
-            one.verdict is Verdict.WORSE for one in judge(found.findings, none)
-        )
+                counts.missed[one.metric.key] += not one.low <= 0 <= one.high
+        counts.alarms += bool(found.with_verdict(Judgement.WORSE))
+        counts.alarms_without_margins += any(one.p <= ALPHA and one.difference > 0 for one in found.changes)
         p99 = _p99(found)
-        counts.p99_worse += p99.verdict is Verdict.WORSE
-        counts.p99_equivalent += p99.verdict is Verdict.EQUIVALENT
-        counts.p99_unknown += p99.verdict is Verdict.NOT_ENOUGH
+        counts.p99_worse += p99.verdict is Judgement.WORSE
+        counts.p99_equivalent += p99.verdict is Judgement.EQUIVALENT
+        counts.p99_unknown += p99.verdict is Judgement.NOT_ENOUGH
         needed.append(p99.needed)
     counts.needed = tuple(needed)
     return counts
@@ -202,13 +197,8 @@ def save(folder: Path, seed: int) -> None:
     write_run(burst, folder / "burst.json")
 
 
-def _p99(found: Comparison):
-    return next(one for one in found.findings if one.metric.key == "p99")
-
-
-def _nothing(key: str) -> str:
-    unit = METRICS[key].unit
-    return f"0{'pp' if unit == '%' else unit}"
+def _p99(found: Comparison) -> MetricChange:
+    return next(one for one in found.changes if one.metric.key == "p99")
 
 
 def main() -> int:

@@ -1,6 +1,6 @@
 """Whether keeping deadlines, and checking plans, makes driving safer.
 
-Collisions in a closed loop, by who drives.
+Collisions in a closed loop, by arm.
 
 drives: each arm drives the same scenarios on the same seeds with the same latencies and faults, on a
 virtual clock: the planner without any latency (the bound), the naive node, and these stages without
@@ -43,7 +43,7 @@ from torchperf_ros.tools.shell import follow, progress_bars
 from torchperf_ros.workers.process_setup import die_with_parent
 from torchperf_ros.world.drive_command import write_drive
 from torchperf_ros.world.lane_sequences import FASTER_MS, SEQUENCE_S, run_sequence
-from torchperf_ros.world.latencies import FAULTS, Luck
+from torchperf_ros.world.latencies import FAULTS, DrawnRuns
 from torchperf_ros.world.loop import ARMS, NAIVE_RESTART_S, Drive, Workers, drive, end_workers
 from torchperf_ros.world.scenarios import SCENARIOS, TRAFFIC, draw_scenario
 
@@ -91,7 +91,7 @@ class _Wanted(NamedTuple):
 
 def main() -> int:
     arguments = _parser().parse_args()
-    Luck(0, arguments.load, arguments.faults)
+    DrawnRuns(0, arguments.load, arguments.faults)
     if arguments.quick:
         for name in ("seeds", "sequences", "ordinary"):
             setattr(arguments, name, max(1, getattr(arguments, name) // 5))
@@ -175,7 +175,7 @@ def _work_all(work: Callable[[_In], _Out], items: Sequence[_In]) -> list[_Out]:
 def _begin() -> None:
     """A process of the pool.
 
-    It ends with the benchmark, whatever ends that; Ctrl-C is for the benchmark.
+    It ends with the benchmark in every case; Ctrl-C is for the benchmark.
     """
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)

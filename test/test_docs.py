@@ -89,7 +89,6 @@ SHORTER = {
     r"torchperf (tune|compile|train)": "--dry-run",
     r"torchperf replay drive.mcap( +#| --pace virtual)": " ".join(SET),
     r"torchperf drive --scenario": "--arm zero",  # test/world/test_loop.py has the others
-    r"torchperf compare ": "--resamples 200",
     r"torchperf rollout simulate": "--vehicles 300",
 }
 

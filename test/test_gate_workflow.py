@@ -96,6 +96,7 @@ def job(checkout, event, name="gate", changes=(), **variables):
     environment = {
         **os.environ,
         "PATH": paths,
+        "HOME": place,
         "XDG_STATE_HOME": place,
         "GITHUB_SHA": "1" * 40,
         "GITHUB_STEP_SUMMARY": f"{place}/summary.md",

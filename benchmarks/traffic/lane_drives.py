@@ -54,13 +54,18 @@ class Road:
         """Draw it up."""
         s = np.arange(-200.0, _LONG_M, _TABLE_M)
         self.s, self.curvature = s, curvature * np.clip((s - straight_m) / transition_m, 0.0, 1.0)
-        self.yaw = np.cumsum(self.curvature) * _TABLE_M
-        self.x, self.y = (np.cumsum(turn(self.yaw)) * _TABLE_M for turn in (np.cos, np.sin))
+        self.yaw, self.x, self.y = turn_table(self.curvature)
 
     def at(self, s: float, d: float) -> tuple[float, float, float]:
         """Place and heading, so far along it and to the left of it."""
         x, y, yaw = (float(np.interp(s, self.s, values)) for values in (self.x, self.y, self.yaw))
         return x - d * math.sin(yaw), y + d * math.cos(yaw), yaw
+
+
+def turn_table(curvature: Floats) -> tuple[Floats, Floats, Floats]:
+    """Heading, x and y along a road, by its curvature each `_TABLE_M`."""
+    yaw = np.cumsum(curvature) * _TABLE_M
+    return yaw, np.cumsum(np.cos(yaw)) * _TABLE_M, np.cumsum(np.sin(yaw)) * _TABLE_M
 
 
 @dataclass
@@ -113,9 +118,11 @@ class Drive:
 
 @dataclass(frozen=True)
 class Driven:
-    """When the lane latched, in s, NaN.
+    """What came of a drive.
 
-    Never; why; and the speed at which something was hit, 0: nothing.
+    Attributes:
+        latched_s: when the lane latched, NaN: never; `reason`: why.
+        hit_m_s: the speed at which the vehicle hit something, 0: nothing.
     """
 
     latched_s: float

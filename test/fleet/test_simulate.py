@@ -16,7 +16,7 @@ from torchperf_ros.fleet.simulate import (
     simulate,
 )
 from torchperf_ros.fleet.targeting import TargetingError
-from torchperf_ros.observe.runs.run_file import Run, write_run
+from torchperf_ros.observe.runs.run_file import run_of, write_run
 from torchperf_ros.stage.frame_table import FRAME
 
 from .conftest import plan_with
@@ -94,7 +94,7 @@ def test_given_runs_when_minutes_are_drawn_then_they_are_of_the_stage_and_short_
     rows["total_ms"], rows["budget_ms"] = np.arange(2000), 33.0
     for name, count in (("long", 2000), ("short", 100)):
         summary = {"stages": [{"name": "perception", "tiers": ["full"]}]}
-        write_run(Run(summary, {"perception": rows[:count]}), tmp_path / f"{name}.json")
+        write_run(run_of(summary, {"perception": rows[:count]}), tmp_path / f"{name}.json")
     found, budget_ms = recorded_minutes([tmp_path / "long.json"], "perception", np.random.default_rng(1))
     assert found.shape[1] == 1800
     assert (np.diff(found) == 1).all()

@@ -13,7 +13,7 @@ from torchperf_ros.api.alert import Alert, Level
 from torchperf_ros.api.clock import NS_PER_S
 from torchperf_ros.node import alert_publisher
 from torchperf_ros.node.alert_publisher import AlertPublisher, NodeLog
-from torchperf_ros.node.reporter import Reporter
+from torchperf_ros.node.reporter import Reporter, Sources
 
 
 class RecordingByHand:
@@ -40,7 +40,7 @@ class RecordingByHand:
     def message(self, topic, t_ns, data):
         pass
 
-    def tell(self, t_ns, **fields):
+    def event(self, t_ns, **fields):
         pass
 
 
@@ -74,7 +74,7 @@ def announced(monkeypatch):
     made = AlertPublisher(node)
     made.recording = RecordingByHand()
     found = []
-    made.told = found.append
+    made.published = found.append
 
     def at(second, *names):
         now_ns = (1_000 + second) * NS_PER_S
@@ -157,17 +157,18 @@ def test_given_a_storm_that_lasts_when_logged_then_ten_lines_a_second_remain():
 def test_given_a_report_that_goes_on_when_the_stages_are_to_stop_then_they_wait_for_its_end(
     stranger, monkeypatch
 ):
-    reporter = Reporter(stranger, lambda: "active")
+    reporter = Reporter(stranger, AlertPublisher(stranger), lambda: "active", lambda stage: {}, lambda: 0)
     begun, may_end, is_over = threading.Event(), threading.Event(), threading.Event()
+    seen = []
 
     def report():
         begun.set()
         may_end.wait(60.0)
-        assert reporter.facts == {"stage": "there"}
+        seen.append(reporter.sources.facts)
 
     monkeypatch.setattr(reporter, "report", report)
     monkeypatch.setattr("torchperf_ros.node.reporter._EVERY_S", 0.01)
-    reporter.facts = {"stage": "there"}
+    reporter.note(stage="there")
     reporter.start()
     assert begun.wait(60.0)
     threading.Thread(target=lambda: (reporter.forget(), is_over.set()), daemon=True).start()
@@ -175,14 +176,15 @@ def test_given_a_report_that_goes_on_when_the_stages_are_to_stop_then_they_wait_
     monkeypatch.setattr(reporter, "report", lambda: None)
     may_end.set()
     assert is_over.wait(60.0)
-    assert (reporter.facts, reporter.stages, reporter.lane) == ({}, [], None)
+    assert seen[0] == {"stage": "there"}
+    assert reporter.sources == Sources()
     reporter.stop()
 
 
 def test_given_a_process_without_descriptors_when_reported_then_the_rest_is_said_and_memory_is_as_it_was(
     stranger,
 ):
-    reporter = Reporter(stranger, lambda: "active")
+    reporter = Reporter(stranger, AlertPublisher(stranger), lambda: "active", lambda stage: {}, lambda: 0)
     heard = []
     reporter._diagnostics = SimpleNamespace(publish=heard.append, topic_name="/diagnostics")
     reporter.report()

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +15,8 @@ from std_msgs.msg import Float64, String
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.api.outcome import Health
 from torchperf_ros.node.endpoints import OUTPUT_QOS, RawPublisher, resolved
-from torchperf_ros.node.reporter import Reporter, why_silent
+from torchperf_ros.node.input_watch import InputWatch, why_silent
+from torchperf_ros.node.reporter import Reporter
 from torchperf_ros.observe.telemetry.latency_record import float64_bytes
 from torchperf_ros.stage.stage import StageInput
 
@@ -107,16 +107,13 @@ def test_given_silent_inputs_when_five_seconds_have_passed_then_each_says_so_onc
             ("second", 8, 1, "/side"),
         )
     ]
-    reporter = SimpleNamespace(
-        _lifecycle_state=lambda: "active", _heard={}, _silent={}, inputs=sources, _node=node
-    )
-    reporter._say_silence = lambda *words: Reporter._say_silence(reporter, *words)
+    watch = InputWatch(node)
     seconds = itertools.count(1)
 
     def look(count):
         said.clear()
         for second in itertools.islice(seconds, count):
-            Reporter._look_for_silence(reporter, second * 1_000_000_000)
+            watch.look(sources, second * 1_000_000_000)
         return [text.partition(" for 5 s")[0] for text in said]
 
     assert look(5) == []
@@ -125,7 +122,7 @@ def test_given_silent_inputs_when_five_seconds_have_passed_then_each_says_so_onc
     sources[0].stage.statistics.counters.frames += 1
     published.add("/side")
     assert look(20) == ["no message on /image"]
-    assert [status.name for status in Reporter._silences(reporter)] == [
+    assert [status.name for status in watch.silences()] == [
         "perf: second input",
         "perf: first input",
     ]
@@ -147,13 +144,9 @@ def looked_at(*, is_simulated, clocks, age_ms, seconds=20):
     )
     stage = SimpleNamespace(config=SimpleNamespace(name="camera"))
     sources = [StageInput(stage, index, f"/{index}", "sensor_msgs/msg/Image", True) for index in (1, 0)]
-    reporter = SimpleNamespace(
-        _node=node,
-        _lifecycle_state=lambda: "active",
-        inputs=sources,
-        _active_since_ns=time.monotonic_ns() - seconds * 1_000_000_000,
-    )
-    return Reporter._look_at_clocks(reporter, {"perf: camera": {"age_p50_ms": str(age_ms)}})
+    watch, statuses = InputWatch(node), {"perf: camera": {"age_p50_ms": str(age_ms)}}
+    watch.clocks(sources, statuses, 1)
+    return watch.clocks(sources, statuses, 1 + seconds * 1_000_000_000)
 
 
 YEAR_MS = 365.25 * 86_400e3
@@ -213,7 +206,7 @@ def test_given_a_stage_that_loads_and_compiles_when_looked_at_then_each_step_is_
     for health, progress, compiling in steps:
         stage.pool.progress, update.compiling = progress, compiling
         for _ in range(3):
-            Reporter._tell_progress(reporter, stage, health)
+            Reporter._log_progress(reporter, stage, health)
     assert said == [
         "stage camera: worker 0 waits for torch to be imported",
         "stage camera: worker 0 loading full (1 of 2)",

@@ -74,8 +74,7 @@ def node(refused, with_scenes, graph, start_node, obedient, orders, evidence):
     recorded = {
         "recorder": True,
         "evidence_dir": str(evidence),
-        "black_box_s": 600.0,
-        "black_box_after_s": 0.0,
+        "black_box_s": 12.0,
     }
     node = start_node({"stages": ["camera"], "camera": stage, **lane, **recorded})
     node.plans = graph.listen(f"{node.namespace}/plan", PathMessage)

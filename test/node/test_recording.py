@@ -19,7 +19,7 @@ from sensor_msgs.msg import Image
 from std_srvs.srv import Trigger
 from visualization_msgs.msg import MarkerArray
 
-from torchperf_ros.observe.recorder.record_log import schema
+from torchperf_ros.observe.recorder.record_schema import schema
 
 pytestmark = pytest.mark.ros
 
@@ -39,7 +39,7 @@ class Recorded:
         self.orders.mkdir()
         stage = obedient(self.orders, sustained_misses=3)
         own = {"recorder": True, "evidence_dir": str(self.evidence), "record_dir": str(self.records)}
-        given = {"stages": ["camera"], "camera": stage, **own, "black_box_after_s": 1.0, **changed}
+        given = {"stages": ["camera"], "camera": stage, **own, "black_box_s": 2.0, **changed}
         self.node = start_node(given)
         self.camera = self.node.publisher("image", Image)
         self.node.wait_until_ready("camera")
@@ -203,7 +203,7 @@ def test_given_an_incident_when_its_inputs_are_played_to_new_workers_then_their_
     graph, start_node, fast, tmp_path, image
 ):
     """Byte by byte."""
-    own = {"recorder": True, "evidence_dir": str(tmp_path), "black_box_after_s": 0.0}
+    own = {"recorder": True, "evidence_dir": str(tmp_path), "black_box_s": 1.0}
     stage = fast(engine="eager")
     node = start_node({"stages": ["perception", "planning"], "perception": stage, "planning": stage, **own})
     camera, odometry = node.publisher("image", Image), node.publisher("odom", Odometry)

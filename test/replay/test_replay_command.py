@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from torchperf_ros.observe.runs.report.report_words import verdict
 from torchperf_ros.observe.runs.run_file import read_run
-from torchperf_ros.observe.runs.run_log_source import read_runs
+from torchperf_ros.replay.run_reading import read_runs
 from torchperf_ros.tools.main import app
 
 from .conftest import drive, one_stage, write_points
@@ -66,12 +66,12 @@ def test_given_a_model_slower_than_its_sensor_when_replayed_then_nothing_says_th
     answered = len(read.frames["first"])
     assert 30 < answered < 45
     assert f"{120 - answered} of 120 frames in 2 s had no answer, as a newer one came first" in done.output
-    assert read.summary["stages"][0]["miss_ratio"] == pytest.approx(1 - answered / 120)
+    assert read.facts["stages"][0]["miss_ratio"] == pytest.approx(1 - answered / 120)
     (found,) = read_runs(run, lambda _done, _total: None)
     kind, text = verdict(found.stage("first"))
     assert (kind, text.partition(":")[0]) == ("bad", "first")
     assert "one comes every 1" in text
-    compared = CliRunner().invoke(app, ["compare", str(run), str(run), "--limit", "miss=1%"])
+    compared = CliRunner().invoke(app, ["compare", str(run), str(run), "--max-miss", "1"])
     assert compared.exit_code == 1, compared.output
     assert "BREAKS the limit of 1 %" in compared.output
 
@@ -134,7 +134,7 @@ def test_given_ctrl_c_when_replaying_then_what_was_done_is_written_and_the_statu
     assert done.exit_code == 1, done.output
     assert "interrupted: the results reach up to there" in done.output
     assert f"wrote {run}" in done.output.replace("\n", "")
-    assert not read_run(run).summary["complete"]
+    assert not read_run(run).facts["complete"]
 
 
 def test_given_a_folder_of_evidence_when_replayed_then_its_recording_parameters_and_step_times_are_taken(

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.traffic import lane_drives
+from benchmarks.traffic import lane_drives, lane_everyday
 from torchperf_ros.api.clock import NS_PER_S
 from torchperf_ros.safety.approach import Approach, gap_left_m, together
 from torchperf_ros.safety.corridor import Corridor
@@ -267,13 +267,15 @@ def test_given_ordinary_traffic_when_it_is_driven_through_then_the_lane_never_st
         assert (found.reason, found.hit_m_s) == ("", 0.0), seed
 
 
-def test_given_rain_when_one_beam_in_twenty_hits_a_drop_then_the_lane_never_stops_the_vehicle():
-    for seed in range(DRIVES):
-        draw = random.Random(f"rain {seed}")
-        speed = draw.uniform(5.0, 30.0)
-        lead = lane_drives.Other(FRONT_M + speed * 1.5 + 2.25, 0.0, speed)
-        drive = lane_drives.Drive(lane_drives.Road(), speed, [lead], 8.0, lead, rain=0.05)
-        assert lane_drives.run(drive, seed, until_hit=False).reason == "", seed
+@pytest.mark.parametrize(
+    "kind", [one for one in lane_everyday.EVERYDAY if one not in lane_everyday.STEERED]
+)
+def test_given_everyday_traffic_of_a_kind_when_it_is_driven_through_then_the_lane_never_stops_the_vehicle(
+    kind,
+):
+    for seed in range(DRIVES // 3):
+        found = lane_drives.run(lane_everyday.everyday(kind, seed), seed, until_hit=False)
+        assert (found.reason, found.hit_m_s) == ("", 0.0), seed
 
 
 def test_given_dangers_that_braking_in_time_avoids_when_the_vehicle_sees_nothing_then_the_lane_stops_it():

@@ -124,7 +124,7 @@ def test_given_a_folder_that_cannot_be_written_when_a_latch_is_kept_then_it_says
     keeper.keep(Latch(OBSTACLE, "scan shows a wall", 1))
     while not keeper.problem:
         pass
-    assert keeper.problem.startswith(f"{file} does not say that it is latched: scan shows a wall: ")
+    assert keeper.problem.startswith(f"{file} does not hold that it is latched: scan shows a wall: ")
     file.parent.unlink()
     while keeper.problem:
         pass

@@ -1,16 +1,20 @@
 """What the emergency lane reads out of sensors' bytes: places, what is of no use, and what is refused."""
 
 import math
+import random
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torchperf_ros.api.clock import NS_PER_S
 from torchperf_ros.api.errors import BadInput
+from torchperf_ros.safety.emergency import Emergency
 from torchperf_ros.safety.sensor_points import SensorPoints, read_bool
+from torchperf_ros.settings.config import node_config
 
-from .sensor_messages import bool_bytes, cloud_bytes, range_bytes, scan_bytes
+from .sensor_messages import bool_bytes, cloud_bytes, odometry_bytes, range_bytes, scan_bytes
 
 HERE = (0.0, 0.0, 0.0, 0.0)
 BODY_HEIGHTS = (0.2, 2.5)
@@ -183,3 +187,74 @@ def test_given_bytes_that_are_damaged_when_read_then_they_are_points_or_refused(
     assert len(found.x) == len(found.y) <= 7 + found.measured
     assert np.isfinite(found.x).all()
     assert np.isfinite(found.y).all()
+
+
+# -- the ground
+
+LIDAR_M = 1.9
+RINGS, AROUND = np.meshgrid(np.radians(np.linspace(-25.0, 10.0, 32)), np.radians(np.linspace(-60, 60, 301)))
+DIRECTIONS = np.stack([np.cos(RINGS) * np.cos(AROUND), np.cos(RINGS) * np.sin(AROUND), np.sin(RINGS)], -1)
+GROUND = {
+    "emergency.sensors": ["lidar"],
+    "emergency.types": ["PointCloud2"],
+    "emergency.mounting": [0.0, 0.0, LIDAR_M, 0.0],
+    "emergency.timeouts_ms": [1000.0],
+}
+
+
+def swept(rng, *, pitch=0.0, rises=0.0, from_m=10.0, thing=None):
+    """Points of a lidar on the roof of a vehicle that dips by `pitch`, in the lidar's axes, in m.
+
+    The ground rises by `rises` for each metre from `from_m` on. `thing`: how far ahead, how wide, how high
+    above the ground it is.
+    """
+    x, y, z = DIRECTIONS.reshape(-1, 3).T
+    ahead, up = x * math.cos(pitch) + z * math.sin(pitch), z * math.cos(pitch) - x * math.sin(pitch)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        flat = np.where(up < 0.0, -LIDAR_M / up, np.inf)
+        risen = -(LIDAR_M + rises * from_m) / (up - rises * ahead)
+        risen = np.where(risen > 0.0, risen, np.inf)
+        range_m = np.where(np.minimum(flat, risen) * ahead > from_m, risen, flat)
+        if thing is not None:
+            at_m, wide_m, high_m = thing
+            front = np.where(ahead > 0.0, at_m / ahead, np.inf)
+            height_m = LIDAR_M + front * up - rises * max(at_m - from_m, 0.0)
+            hit = (np.abs(front * y) <= wide_m / 2) & (height_m >= 0.0) & (height_m <= high_m)
+            range_m = np.where(hit, np.minimum(front, range_m), range_m)
+    seen = range_m < 70.0
+    noisy = range_m[seen] + rng.normal(0.0, 0.03, np.count_nonzero(seen))
+    return noisy[:, None] * np.stack([x, y, z], -1)[seen]
+
+
+def left_m(seed, thing=None):
+    """What a blind vehicle has left to a thing when the lane latches by a lidar, and what it needs to stop.
+
+    None: it does not latch.
+    """
+    draw, rng = random.Random(f"ground {seed}"), np.random.default_rng(seed)
+    # From 15 m on, what is 0.6 m wide gives this lidar fewer than three returns.
+    speed, pitch = draw.uniform(5.0, 11.0 if thing else 20.0), math.radians(draw.uniform(-1.0, 2.0))
+    road = {"pitch": pitch, "rises": draw.uniform(-0.05, 0.05), "from_m": draw.uniform(4.0, 25.0)}
+    needs_m = 0.3 * speed + speed**2 / 12.0
+    lane = Emergency(node_config(GROUND, {}).emergency)
+    lane.activate(NS_PER_S)
+    for number in range(16):
+        now_ns, gap_m = (10 + number) * NS_PER_S // 10, needs_m + (1.3 - 0.1 * number) * speed
+        at = thing and (3.5 + gap_m, *thing)
+        lane.moved(odometry_bytes(speed), now_ns)
+        lane.saw(0, cloud_bytes(swept(rng, thing=at, **road), stamp_ns=NS_PER_S + now_ns), now_ns)
+        if lane.latch is not None:
+            return gap_m, needs_m
+    return None
+
+
+def test_given_a_cloud_with_ground_when_the_vehicle_dips_and_the_road_rises_then_the_ground_is_no_obstacle():
+    assert [seed for seed in range(25) if left_m(seed)] == []
+
+
+@pytest.mark.parametrize("thing", [(1.9, 1.5), (0.6, 1.7), (30.0, 1.0), (30.0, 3.0)])
+def test_given_a_thing_on_such_ground_when_the_vehicle_sees_nothing_then_it_is_stopped_in_time(thing):
+    for seed in range(10):
+        found = left_m(seed, thing)
+        assert found is not None, seed
+        assert found[0] >= found[1], seed

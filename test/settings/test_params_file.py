@@ -241,6 +241,14 @@ def test_given_a_misspelt_name_when_read_then_it_is_refused_with_the_nearest(rea
         read(f"perf: {{ros__parameters: {text}}}")
 
 
+@pytest.mark.parametrize("name", ["evidence_count", "black_box_after_s"])
+def test_given_a_parameter_of_an_earlier_version_when_read_then_it_is_refused_with_what_holds_instead(
+    read, name
+):
+    with pytest.raises(ConfigError, match=f"parameter {name}: is gone, as .* kee?p.*; remove it"):
+        read(f"perf: {{ros__parameters: {{stages: [planning], {name}: 5}}}}")
+
+
 @pytest.mark.parametrize(
     "text", ["{perception: {worker: own}}", "{stages: [planning], perception.worker: shared}"]
 )

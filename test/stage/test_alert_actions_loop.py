@@ -21,12 +21,13 @@ from torchperf_ros.observe.watch.watch import StageWatch
 from torchperf_ros.settings.config import stage_config
 from torchperf_ros.settings.stage_rules import ACTIONS, ALERTS
 from torchperf_ros.stage.alert_actions import AlertActions
-from torchperf_ros.stage.alert_rules import answer_alert, death_alert
+from torchperf_ros.stage.alert_rules import answer_alert, death_alert, superseded_alert
 from torchperf_ros.stage.drift import DriftWatch
 from torchperf_ros.stage.frame import StepTimes
+from torchperf_ros.stage.health import Flow, SupersededRule
 from torchperf_ros.workers.frame_ring import InputBytes
 
-from ..observe.telemetry.frame_records import frame_record
+from ..observe.telemetry.frame_records import answered_frame, frame_record
 
 IMAGE, CLOUD, MARKERS = "sensor_msgs/msg/Image", "sensor_msgs/msg/PointCloud2", MarkerArrays(70.0)
 HZ = 5
@@ -118,6 +119,7 @@ class Loop:
         self.watch = StageWatch({**setup, "scenes": {"default": (0, 1, 2), "slow": (SLOW,)}})
         self.rng, self.second, self.seq, self.restarts, self.misses = random.Random(1), 1000, 0, 0, 0
         self.stood_ns, self.pending, self.drift, self.since = 0, [], DriftWatch("camera"), None
+        self.flow, self.superseded = SupersededRule(), 0
         self.actions = AlertActions(stage_config("camera", {"adapter": "a:B", "output": "o"}))
         for self.least_tier in (*tiers_known, 0):
             self.frames_of(LEARNT_S)
@@ -169,6 +171,9 @@ class Loop:
         self.watch.advance(end_ns)
         self.pending = [*self.watch.alerts, *self._machine(runs)]
         self.watch.missed, self.watch.harmed = 0, False
+        self.flow.look(Flow(end_ns, self.seq, self.superseded, self.seq, 0.0))
+        if self.flow.broken is not None:
+            actions.report(superseded_alert("camera", self.flow.broken), end_ns)
         if (alert := self.drift.step(end_ns, BUDGET_MS - 1.0)) is not None:
             actions.report(alert, end_ns)
         actions.step(end_ns)
@@ -193,6 +198,7 @@ class Loop:
         signals = self.watch.signals
         if (actions.lower_rate and self.seq & 1) or (on and cause == "drops" and self.rng.random() < 0.6):
             signals.superseded += 1
+            self.superseded += 1
             return
         tier = SLOW if actions.scene else max(actions.lower_tiers, self.least_tier, on and cause == "tier")
         took_ms = USUAL_MS[tier] * self.slower * self.rng.lognormvariate(0.0, 0.02)
@@ -211,7 +217,7 @@ class Loop:
         place = 0 if on and cause == "output frozen" else self.seq % 50
         count = 0 if on and cause == "output empty" else count
         made = outcome is Outcome.ON_TIME
-        record = frame_record(
+        answer = dict(
             seq=self.seq,
             stamp_ns=received_ns,
             received_ns=received_ns,
@@ -223,10 +229,10 @@ class Loop:
             lateness_ms=5.0 if fallback is Fallback.NONE else took_ms - BUDGET_MS,
             stale=on and cause == "stale" and outcome is Outcome.LATE,
             steps=StepTimes(1.0, 1.0, took_ms - 2.0, 0.0) if made else None,
-            inputs=self._inputs(received_ns),
             payload=objects(count, place) if made else None,
         )
-        if (alert := answer_alert("camera", record.answer, 1, 5, None)) is not None:
+        record = frame_record(inputs=self._inputs(received_ns), **answer)
+        if (alert := answer_alert("camera", answered_frame(**answer), 1, 5, None)) is not None:
             actions.report(alert, received_ns)
         if made:
             self.drift.add(tier, took_ms)

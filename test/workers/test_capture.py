@@ -20,7 +20,7 @@ STEPS = {"tested/full", "decode", "preprocess", "inference", "postprocess"}
 
 @pytest.fixture
 def evidence(tmp_path):
-    return {"evidence_dir": str(tmp_path / "evidence"), "evidence_count": 5, "evidence_mib": 64}
+    return {"evidence_dir": str(tmp_path / "evidence"), "evidence_mib": 64}
 
 
 def until_over(stage):

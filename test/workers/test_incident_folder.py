@@ -176,11 +176,11 @@ def test_given_the_parameters_when_opened_then_the_folder_is_the_one_named_or_th
     tmp_path, monkeypatch
 ):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    assert open_incidents("", 1, 1).root == tmp_path / "torchperf_ros"
+    assert open_incidents("", 1).root == tmp_path / "torchperf_ros"
     monkeypatch.delenv("XDG_STATE_HOME")
     monkeypatch.setenv("HOME", "/home/me")
-    assert open_incidents("", 1, 1).root == Path("/home/me/.local/state/torchperf_ros")
-    assert open_incidents("~/mine", 1, 1).root == Path("/home/me/mine")
+    assert open_incidents("", 1).root == Path("/home/me/.local/state/torchperf_ros")
+    assert open_incidents("~/mine", 1).root == Path("/home/me/mine")
 
 
 S = 1_000_000_000

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.api.outcome import Outcome
@@ -14,8 +15,9 @@ from torchperf_ros.models.driving_messages import FRAME, path_bytes
 from torchperf_ros.models.driving_rules import plan_along
 from torchperf_ros.replay.replay import replay
 from torchperf_ros.replay.replay_options import ReplayOptions
+from torchperf_ros.tools.main import app
 from torchperf_ros.world.drive_command import run_drive, write_drive
-from torchperf_ros.world.latencies import RESTART_MS, Luck
+from torchperf_ros.world.latencies import RESTART_MS, DrawnRuns
 from torchperf_ros.world.loop import PERIOD_NS, Drive, drive, end_workers
 from torchperf_ros.world.scenarios import draw_scenario
 from torchperf_ros.world.vehicles import Body
@@ -269,7 +271,7 @@ def test_given_a_planner_that_always_brakes_when_scored_then_it_hits_nothing_and
 
 
 def kinds(faults, frames=6_000, attempt=0):
-    luck, begin = Luck(1, 1, faults), start_ns(1)
+    luck, begin = DrawnRuns(1, 1, faults), start_ns(1)
     stages = [luck.times(stage) for stage in ("perception", "planning")]
     for number in range(frames):
         for stage in stages:
@@ -292,8 +294,8 @@ def test_given_faults_by_rate_when_drawn_then_so_many_come_a_minute_and_only_of_
     assert found.count("hang") == pytest.approx(10, abs=8)
     assert set(kinds("each=4")) == {"stall", "gil", "raise", "nan", "hang", "sigkill"}
     assert kinds("each=0") == []
-    assert Luck(1, 1, "blind=6").blind == pytest.approx(0.1)
-    assert Luck(1, 1, "each=6").blind == 0.0
+    assert DrawnRuns(1, 1, "blind=6").blind == pytest.approx(0.1)
+    assert DrawnRuns(1, 1, "each=6").blind == 0.0
 
 
 def test_given_faults_of_frames_when_drawn_then_they_hit_whoever_runs_the_frame():
@@ -304,12 +306,23 @@ def test_given_a_load_when_drawn_then_runs_take_so_much_longer_and_faults_end_th
     begin = start_ns(1)
     medians = []
     for load in (1, 4):
-        times = Luck(1, load).times("perception")
+        times = DrawnRuns(1, load).times("perception")
         medians.append(
             np.median([times.run(begin + n * PERIOD_NS, n, 0, 0).steps.total_ms for n in range(200)])
         )
     assert medians == pytest.approx([25.0, 100.0], rel=0.05)
-    luck = Luck(1, 1, "bench")
+    luck = DrawnRuns(1, 1, "bench")
     stages = [luck.times(stage) for stage in ("perception", "planning")]
     endings = {stage.run(begin + n * PERIOD_NS, n, 0, 0).ending for n in range(1000) for stage in stages}
     assert endings == {Outcome.ON_TIME, Outcome.ERROR, Outcome.INVALID, Outcome.HUNG, Outcome.CRASHED}
+
+
+@pytest.mark.parametrize(
+    ("arm", "option", "counts_for"),
+    [("naive", "--restart-ms", "no_guard"), ("full", "--naive-restart-s", "blocking")],
+)
+def test_given_a_restart_time_when_the_arm_has_no_use_for_it_then_it_is_refused(arm, option, counts_for):
+    done = CliRunner().invoke(app, ["drive", "--no-tui", "--arm", arm, option, "3"])
+    assert done.exit_code == 2
+    assert f"{option}: has no effect on the arm {arm}" in done.output
+    assert counts_for in done.output

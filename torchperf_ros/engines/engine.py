@@ -36,10 +36,10 @@ from torchperf_ros.workers.package_manifest import (
     manifest_path,
 )
 
+# Every engine that runs packages; `compile` and `eager` run the model itself.
 ENGINES: dict[str, PackageEngine] = {
     engine.name: engine for engine in (Aoti(), OnnxRuntime(), OpenVino(), TensorRt())
 }
-"""Every engine that runs packages; `compile` and `eager` run the model itself."""
 
 _MOST_GRAPHS = 8 * MOST_SHAPES
 # a camera's: between two frames caches go cold, and threads that wait for work go to sleep

@@ -62,6 +62,7 @@ class Parity:
         return f"relative L2 {self.relative_l2:.2g}, max error {self.max_error:.2g}"
 
 
+# By precision: the most that relative L2 and max error may be.
 LIMITS = {
     "fp32": Parity(1e-3, 1e-2),
     "tf32": Parity(1e-2, 5e-2),
@@ -71,7 +72,6 @@ LIMITS = {
     "int8_dynamic": Parity(1e-1, 3e-1),
     INT8_STATIC: Parity(1e-1, 3e-1),
 }
-"""By precision: the most that relative L2 and max error may be."""
 
 
 @dataclass(frozen=True)

@@ -26,22 +26,22 @@ from torchperf_ros.engines.parity import Inputs
 from torchperf_ros.settings.build_options import INT8_STATIC
 
 CONVOLUTION, LINEAR = "convolutions", "linear layers"
+# Operators of an exported graph, and of which kind of layer they are.
 _LAYERS: Final = {
     **dict.fromkeys((f"conv{kind}" for kind in ("1d", "2d", "3d", "olution")), CONVOLUTION),
     **dict.fromkeys((f"conv_transpose{size}d" for size in (1, 2, 3)), CONVOLUTION),
     "linear": LINEAR,
 }
-"""Operators of an exported graph, and of which kind of layer they are."""
 
 _KERNELS: Final = {"qconv": CONVOLUTION, "qlinear": LINEAR, "int_mm": LINEAR, "weight_int8pack_mm": LINEAR}
 _KERNEL: Final = re.compile(rf"\baoti_torch_[a-z]+__({'|'.join(_KERNELS)})\w*\(")  # aoti_torch/c/shim_cpu.h
+# Operators of ONNX and of ONNX Runtime's own that compute in int8.
 _NODES: Final = {
     **dict.fromkeys(("QLinearConv", "ConvInteger"), CONVOLUTION),
     **dict.fromkeys(
         ("QLinearMatMul", "QGemm", "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul"), LINEAR
     ),
 }
-"""Operators of ONNX and of ONNX Runtime's own that compute in int8."""
 
 
 def why_no_int8() -> str:

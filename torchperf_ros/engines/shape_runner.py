@@ -27,8 +27,8 @@ from torchperf_ros.settings.shape_options import (
     within,
 )
 
+# `Adapter.unpad`: cuts outputs to what belongs to inputs of these shapes.
 Unpad: TypeAlias = Callable[[Any, Shapes], Any]
-"""`Adapter.unpad`: cuts outputs to what belongs to inputs of these shapes."""
 
 _MOST_PLANS = 4096
 _MOST_BUFFER_BYTES = 256 << 20

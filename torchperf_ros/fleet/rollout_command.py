@@ -13,6 +13,7 @@ import typer
 from typer import Argument, Option
 
 from torchperf_ros.api.errors import ConfigError
+from torchperf_ros.api.text import console_table
 from torchperf_ros.fleet import candidate_commands
 from torchperf_ros.tools.shell import (
     Command,
@@ -390,7 +391,7 @@ def simulate(
 
     from torchperf_ros.fleet import simulate as play
     from torchperf_ros.fleet.plan import read_plan_file
-    from torchperf_ros.fleet.status_page import draw_outcomes, table
+    from torchperf_ros.fleet.status_page import draw_outcomes
 
     if candidate not in play.CANDIDATES:
         known = "; ".join(f"{name}: {text}" for name, text in play.CANDIDATES.items())
@@ -414,7 +415,7 @@ def simulate(
                 progress=follow(bars, name),
             )
     heads, *rows = play.outcome_rows(outcomes)
-    console(_PLAIN_WIDTH).print(table(heads, rows))
+    console(_PLAIN_WIDTH).print(console_table(heads, rows))
     if svg:
         draw_outcomes(
             outcomes, f"A candidate of kind `{candidate}` on {vehicles:,} vehicles, simulated", svg

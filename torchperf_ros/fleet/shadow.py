@@ -21,6 +21,7 @@ from torchperf_ros.api.outcome import IN_TIME, GuardVerdict, Outcome
 from torchperf_ros.fleet.pair_figures import Pair, PairFigures
 from torchperf_ros.settings.config import StageConfig
 from torchperf_ros.stage.alert_rules import change_alert
+from torchperf_ros.stage.crew import Crew
 from torchperf_ros.stage.frame import Answer
 from torchperf_ros.stage.hooks import ModelVersion
 from torchperf_ros.stage.stage import Stage
@@ -106,7 +107,8 @@ class Shadow:
             "stream_priority": 0,
         }
         pool = WorkerPool(replace(config, backup="none"), alone, self, stage.ports.log, stage.pool.ring)
-        self.model: ModelVersion = stage.version_on(pool, version, config, dict(changes), dict(setup))
+        crew = Crew(pool, config, stage.waiter)
+        self.model = ModelVersion(version, config, dict(changes), dict(setup), pool, crew)
         self._running: tuple[Turn, Turn, Answer] | None = None  # its own, the stage's
         self._disturbed = False  # whether the stage had another frame since then
         self._held: WorkerProcess | None = None  # while the stage has a frame
@@ -295,7 +297,8 @@ class Shadow:
         served = None if turn.result is None else turn.result.payload
         if mine.result is not None:
             steps_ms, payload = mine.result.steps.total_ms, mine.result.payload
-            known = self._stage.guard_knows(answer.frame, now_ns)
+            guard, ros_now_ns = self._stage.guard, self._stage.ros_now()
+            known = None if guard is None else guard.known(answer.frame, now_ns, ros_now_ns)
             self._pairs.append(
                 Pair(answer, Outcome.ON_TIME, steps_ms, served, payload, "", known, self._disturbed)
             )

@@ -1,12 +1,13 @@
 """A roll-out shown to people: the table in a terminal, the page, and the picture of a simulated one."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise, zip_longest
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from torchperf_ros import __version__
+from torchperf_ros.api.text import console_table
 from torchperf_ros.fleet.plan import RolloutPlan
 from torchperf_ros.fleet.sequence import CandidateVerdict
 from torchperf_ros.fleet.status import Move, RolloutStanding
@@ -68,22 +69,12 @@ def finding_rows(standing: RolloutStanding) -> list[list[str]]:
 
 def tables(plan: RolloutPlan, standing: RolloutStanding) -> "list[Table]":
     """Steps and verdicts for a terminal."""
-    marks = ["bold" if number == plan.step else "" for number in range(len(plan.steps))]
+    reached = ["bold" if number == plan.step else "" for number in range(len(plan.steps))]
     styles = [_STYLE.get(one.verdict, "") for one in standing.findings]
     return [
-        table(_HEADS, step_rows(plan, standing), marks),
-        table(_FINDING_HEADS, finding_rows(standing), styles),
+        console_table(_HEADS, step_rows(plan, standing), reached),
+        console_table(_FINDING_HEADS, finding_rows(standing), styles),
     ]
-
-
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]], styles: Iterable[str] = ()) -> "Table":
-    """A table for a terminal; `styles` has one for each row."""
-    from rich.table import Table
-
-    found = Table(*heads, box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for row, style in zip_longest(rows, styles, fillvalue=""):
-        found.add_row(*row, style=style)
-    return found
 
 
 def headline(plan: RolloutPlan) -> str:
@@ -97,7 +88,7 @@ def headline(plan: RolloutPlan) -> str:
 
 def status_page(plan: RolloutPlan, standing: RolloutStanding, move: Move, left_out: Sequence[str]) -> str:
     """The page as HTML, one file that needs no network."""
-    from torchperf_ros.observe.runs.report.page import Page
+    from torchperf_ros.observe.runs.report.page import Cell, Page, table
 
     page = Page()
     look = {"advance": "good", "hold": "fair", "rollback": "bad"}[move.kind.value]
@@ -106,7 +97,7 @@ def status_page(plan: RolloutPlan, standing: RolloutStanding, move: Move, left_o
     page.section(
         "Steps",
         [
-            _page_table(_HEADS, step_rows(plan, standing), "soft"),
+            table(_HEADS, step_rows(plan, standing), css="soft"),
             (
                 {"kind": "note", "title": "What could not be read", "items": list(left_out)}
                 if left_out
@@ -114,24 +105,20 @@ def status_page(plan: RolloutPlan, standing: RolloutStanding, move: Move, left_o
             ),
         ],
     )
-    rows: list[list[Any]] = [list(row) for row in finding_rows(standing)]
+    rows: list[list[Cell]] = [list(row) for row in finding_rows(standing)]
     for row, one in zip(rows, standing.findings, strict=True):
         row[-1] = {"text": row[-1], "tag": _CLASS[one.verdict]} if one.verdict in _CLASS else row[-1]
     page.section(
         "Verdicts",
-        [_page_table(_FINDING_HEADS, rows), page.plots(("Differences and margins", _forest(standing)))],
+        [table(_FINDING_HEADS, rows), page.plots(("Differences and margins", _forest(standing)))],
         subtitle="Intervals hold however often they are looked at.",
     )
     for found, what in ((standing.rolled_back, "rolled it back"), (standing.refused, "refused the plan")):
         if found:
             rows = [list(one) for one in list(found.items())[:_MOST_REASONS]]
-            page.section(f"{len(found)} vehicles {what}", [_page_table(("vehicle", "why"), rows)])
+            page.section(f"{len(found)} vehicles {what}", [table(("vehicle", "why"), rows)])
     vehicles = f"{standing.vehicles:,} vehicles had it; the step has lasted {standing.since_step_h:,.1f} h."
     return page.render(headline(plan), vehicles, f"torchperf rollout status {__version__}")
-
-
-def _page_table(heads: Sequence[str], rows: Sequence[Sequence[Any]], css: str = "") -> dict[str, Any]:
-    return {"kind": "table", "head": [(name, "") for name in heads], "rows": rows, "css": css}
 
 
 def _forest(standing: RolloutStanding) -> "go.Figure | str":

@@ -15,8 +15,9 @@ from rclpy.node import Node
 from torchperf_ros.api.alert import Alert, Level
 from torchperf_ros.api.clock import NS_PER_S, Clock, monotonic_ns
 from torchperf_ros.api.outcome import Health
-from torchperf_ros.node.endpoints import OUTPUT_QOS, ros_message_class
+from torchperf_ros.node.endpoints import OUTPUT_QOS
 from torchperf_ros.observe.recorder.recording import Recording
+from torchperf_ros.observe.ros_types import ros_message_class
 from torchperf_ros.observe.telemetry.diagnostics import diagnostic_bytes
 from torchperf_ros.observe.watch.alert_grouping import AlertGrouping, LastAlerts
 from torchperf_ros.stage.stage import Stage
@@ -30,14 +31,16 @@ _Value = TypeVar("_Value")
 
 
 class AlertPublisher:
-    """Collects findings from any thread; `step` tells them, from one."""
+    """Collects alerts from any thread; `step` publishes them, from one."""
 
     def __init__(self, node: Node) -> None:
         """Create the publisher."""
         self.recording: Recording | None = None  # who writes it all down; None while nothing is recorded
         # called with each finding, on its thread
         self.heard: Callable[[Alert], None] = lambda anomaly: None
-        self.told: Callable[[Alert], None] = lambda anomaly: None  # called with each anomaly that was told
+        self.published: Callable[[Alert], None] = lambda anomaly: (
+            None
+        )  # called with each alert once it is out
         self.takes_memory: tuple[str, Mapping[str, str]] = "", {}  # see `MemoryWatch.suspect`
         self._node = node
         diagnostics = ros_message_class("diagnostic_msgs/msg/DiagnosticArray")
@@ -53,18 +56,18 @@ class AlertPublisher:
         self._lock = threading.Lock()
 
     def found(self, anomaly: Alert) -> None:
-        """A finding, from any thread: it is told within a second, with what belongs to it."""
+        """Take an alert, from any thread: it is published within a second, with what belongs to it."""
         self._grouping.report(anomaly, monotonic_ns())
         self.heard(anomaly)
 
     @property
     def open(self) -> list[Alert]:
-        """What goes on now, as far as it has been told; for the thread that calls `step`."""
+        """What goes on now, as far as it has been published; for the thread that calls `step`."""
         return self._grouping.open
 
     @property
     def findings_lost(self) -> int:
-        """Findings that came faster than they could be told."""
+        """Alerts that came faster than they could be published."""
         return self._grouping.lost
 
     def why_no_record(self) -> str:
@@ -88,7 +91,7 @@ class AlertPublisher:
         return recording.evidence_path(name)
 
     def step(self, now_ns: int, ros_now_ns: int, healths: Sequence[tuple[Stage, Health]]) -> None:
-        """Tell what has been found, and pass everything on to the recorder."""
+        """Publish what has been found, and pass everything on to the recorder."""
         if (recording := self.recording) is not None:
             recording.ros_offset_ns = ros_now_ns - now_ns
             is_new, findings = self._recorder_finds(recording, now_ns)
@@ -97,7 +100,7 @@ class AlertPublisher:
                 if is_new:
                     self.heard(finding)
         for event in self._grouping.tick(now_ns):
-            self._tell(self._with_evidence(event, now_ns), ros_now_ns)
+            self._publish(self._with_evidence(event, now_ns), ros_now_ns)
         for stage, health in healths:
             self._follow(stage, health, now_ns, ros_now_ns)
         if recording is not None:
@@ -136,7 +139,7 @@ class AlertPublisher:
             return alert
         return replace(alert, message=f"{alert.message}; {text}", values={**alert.values, **values})
 
-    def _tell(self, event: Sequence[Alert], ros_now_ns: int) -> None:
+    def _publish(self, event: Sequence[Alert], ros_now_ns: int) -> None:
         data, recording = (
             diagnostic_bytes(event, self._node.get_fully_qualified_name(), ros_now_ns),
             self.recording,
@@ -146,10 +149,10 @@ class AlertPublisher:
             recording.message(self._publisher.topic_name, ros_now_ns, data)
         self._log(event)
         for alert in event:
-            self.told(alert)
+            self.published(alert)
             if recording is not None:
-                told = {"name": alert.name, "message": alert.message, "values": dict(alert.values)}
-                recording.tell(ros_now_ns, kind="anomaly", level=alert.level.name, **told)
+                fields = {"name": alert.name, "message": alert.message, "values": dict(alert.values)}
+                recording.event(ros_now_ns, kind="anomaly", level=alert.level.name, **fields)
 
     def _log(self, event: Sequence[Alert]) -> None:
         """A line on the terminal when something begins, grows worse or is over, its cause first.
@@ -207,7 +210,7 @@ class AlertPublisher:
         if (recording := self.recording) is None:
             return
         if health is not before:
-            recording.tell(
+            recording.event(
                 ros_now_ns, kind="health", stage=name, **{"from": before.name, "to": health.name}
             )
             if health is Health.SAFE_STOP:
@@ -215,7 +218,7 @@ class AlertPublisher:
                     f"{name} safe stop", f"{name} went from {before.name} to SAFE_STOP", now_ns
                 )
         if superseded > 0:
-            recording.tell(ros_now_ns, kind="dropped", stage=name, superseded=superseded)
+            recording.event(ros_now_ns, kind="dropped", stage=name, superseded=superseded)
 
 
 def _remember(events: dict[str, _Value], name: str, value: _Value) -> None:
@@ -259,7 +262,7 @@ class NodeLog:
     def __call__(self, severity: str, text: str) -> None:
         """Log a text; `severity` is info, warn or error."""
         if (recording := self._alert_publisher.recording) is not None:
-            recording.tell(
+            recording.event(
                 self._node.get_clock().now().nanoseconds, kind="log", severity=severity, text=text
             )
         with self._lock:

@@ -25,8 +25,9 @@ from torchperf_ros.api.errors import ConfigError, how_it_ended
 from torchperf_ros.api.outcome import Fallback
 from torchperf_ros.node.alert_publisher import AlertPublisher
 from torchperf_ros.node.emergency_process import MAX_PACKET_BYTES, StopArea
-from torchperf_ros.node.endpoints import RawPublisher, resolved, ros_message_class
+from torchperf_ros.node.endpoints import RawPublisher, resolved
 from torchperf_ros.node.middleware import own_segment
+from torchperf_ros.observe.ros_types import ros_message_class
 from torchperf_ros.safety.emergency import SILENT
 from torchperf_ros.safety.kept_latch import latch_file
 from torchperf_ros.safety.stop_output import PATH
@@ -103,11 +104,10 @@ class EmergencyLane:
         options = self._config.emergency
         topic = resolved(node, options.output or last_output)
         if last_type not in {PATH, ""} and topic == resolved(node, last_output):
-            said = (
-                f"{options.output or last_output!r} is not allowed, as the last stage publishes {last_type}"
-                " there"
+            raise ConfigError(
+                f"parameter emergency.output: {options.output or last_output!r} is not allowed, as the last"
+                f" stage publishes {last_type} there; it has to be a topic of {PATH}"
             )
-            raise ConfigError(f"parameter emergency.output: {said}; it has to be a topic of {PATH}")
         kinds = [SENSOR_TYPES[kind] for kind in options.types]
         given = [(options.odometry, "nav_msgs/msg/Odometry"), *zip(options.sensors, kinds, strict=True)]
         self.topics = [(resolved(node, name), kind) for name, kind in given]
@@ -155,7 +155,7 @@ class EmergencyLane:
         Raises:
             ConfigError: it does not.
         """
-        with self._news:  # a process that is being replaced is told either way
+        with self._news:  # a process that is being replaced gets it either way
             self._active, self._confirmed = True, False
             self._send({"order": "activate"})
             if self._news.wait_for(lambda: self._confirmed, self._config.start_timeout_s):
@@ -272,8 +272,8 @@ class EmergencyLane:
         values = self._status.values
         if not self.latched or not values.get("kind"):
             return None
-        told = {key: values[key] for key in ("kind", "reaction_ms")} | {"value": values["reaction_ms"]}
-        return Alert(Level.ERROR, "node: emergency stop", values["reason"], told)
+        shown = {key: values[key] for key in ("kind", "reaction_ms")} | {"value": values["reaction_ms"]}
+        return Alert(Level.ERROR, "node: emergency stop", values["reason"], shown)
 
     # -- the process
 
@@ -313,7 +313,7 @@ class EmergencyLane:
 
     def _send(self, message: dict[str, Any]) -> None:
         if self._socket is not None:
-            with contextlib.suppress(OSError):  # it is gone: its successor is told anew
+            with contextlib.suppress(OSError):  # it is gone: its successor gets it anew
                 self._socket.send(json.dumps(message).encode(), socket.MSG_DONTWAIT)
 
     def _beat(self, overdue_ms: Callable[[], float]) -> None:
@@ -329,7 +329,7 @@ class EmergencyLane:
                     self._take(json.loads(data))
                 elif not self._ending.is_set():
                     self._replace()
-            except Exception:  # the thread's boundary: whatever fails, the lane is looked after again
+            except Exception:  # the thread's boundary: after any failure the lane is looked after again
                 self._log.error(f"looking after the emergency lane failed:\n{traceback.format_exc()}")
                 self._ending.wait(_RESTART_S)
 

@@ -33,8 +33,9 @@ from std_srvs.srv import Trigger
 
 from torchperf_ros.api.alert import Alert, Level
 from torchperf_ros.api.clock import NS_PER_MS, NS_PER_S, monotonic_ns
-from torchperf_ros.node.endpoints import OUTPUT_QOS, RawPublisher, ros_message_class
+from torchperf_ros.node.endpoints import OUTPUT_QOS, RawPublisher
 from torchperf_ros.node.middleware import end_within
+from torchperf_ros.observe.ros_types import ros_message_class
 from torchperf_ros.safety.emergency import Emergency
 from torchperf_ros.safety.emergency_stop import warm_up
 from torchperf_ros.safety.kept_latch import LatchKeeper, read_latch
@@ -211,7 +212,7 @@ class _Lane:
         """To odometry, sensors and the clock; of each subscription the place of its topic among them.
 
         Events of a subscription, as of a publisher that it does not match, would wake the lane's thread for
-        ever, as nobody takes them; by default rclpy asks for them.
+        ever, as no executor takes them; by default rclpy asks for them.
         """
         no_events = _events.SubscriptionEventCallbacks(use_default_callbacks=False)
         clock = [("/clock", "rosgraph_msgs/msg/Clock")] if self.rules.simulated else []
@@ -248,9 +249,7 @@ class _Lane:
                     gc.collect()
                 else:
                     self._do(orders[order])
-            except (
-                Exception
-            ):  # the thread's boundary: whatever it is asked, it has to notice the node's end
+            except Exception:  # the thread's boundary: after any error it has to notice the node's end
                 self.errors += 1
                 self._send(error=traceback.format_exc())
         self._do(self._left_alone)

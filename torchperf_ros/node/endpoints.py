@@ -4,9 +4,8 @@ Message classes and names of topics, publishers, and the endpoints of its stages
 """
 
 import functools
-import importlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rclpy.node import Node
 from rclpy.publisher import Publisher
@@ -14,9 +13,10 @@ from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 from rclpy.subscription import Subscription
 from rclpy.topic_endpoint_info import TopicEndpointInfo
 
-from torchperf_ros.api.errors import ConfigError, UnknownMessageType
+from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.api.messages import has_header
 from torchperf_ros.node.ring_subscription import RingSubscription, Taker
+from torchperf_ros.observe.ros_types import HEARD_QOS, ros_message_class
 from torchperf_ros.stage.frame import Frame
 from torchperf_ros.stage.hooks import Instead
 from torchperf_ros.stage.stage import Stage, StageInput
@@ -29,25 +29,6 @@ if TYPE_CHECKING:
 OUTPUT_QOS = QoSProfile(
     depth=10, reliability=ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.VOLATILE
 )
-
-HEARD_QOS = QoSProfile(
-    depth=5, reliability=ReliabilityPolicy.BEST_EFFORT, durability=DurabilityPolicy.VOLATILE
-)
-"""Of topics that the recorder alone takes."""
-
-
-def ros_message_class(name: str) -> Any:  # noqa: ANN401 - rosidl classes are untyped
-    """The rclpy class of `package/msg/Name`.
-
-    Raises:
-        UnknownMessageType: the package is not installed.
-    """
-    package, _, short = name.split("/")
-    try:
-        return getattr(importlib.import_module(f"{package}.msg"), short)
-    except (ImportError, AttributeError) as error:
-        msg = f"message type {name!r} cannot be used with rclpy ({error}); install {package}"
-        raise UnknownMessageType(msg) from error
 
 
 def resolved(node: Node, topic: str) -> str:

@@ -40,7 +40,7 @@ _MIDDLEWARE_ENDS_WITHIN_S = 3  # less than the 5 s after which launch sends the 
 
 
 def main(args: list[str] | None = None) -> int:
-    """Run the node until it is told to end. Returns the exit status: 2 for a parameter that is not allowed.
+    """Run the node until a signal ends it. Returns the exit status: 2 for a parameter that is not allowed.
 
     Signals are handled here and not by rclpy, which takes the context away under the stages while they
     still answer. SIGINT and SIGTERM end the node. So does SIGHUP, the end of a terminal or of a link: then
@@ -212,7 +212,7 @@ def _run(
                 f"a callback failed:\n{traceback.format_exc()}", throttle_duration_sec=1.0
             )
     asked = not {signal.SIGINT, signal.SIGTERM}.isdisjoint(signals) or signal.SIGHUP not in signals
-    node.close(stop_vehicle=not asked)  # a terminal or a link that is lost is nobody's wish to end a drive
+    node.close(stop_vehicle=not asked)  # to lose a terminal or a link is no wish to end a drive
     end_within(_MIDDLEWARE_ENDS_WITHIN_S)
     executor.shutdown()
     node.destroy_node()

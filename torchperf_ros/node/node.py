@@ -1,5 +1,6 @@
 """The lifecycle node `perf`: ROS on the outside, stages on the inside."""
 
+import contextlib
 import functools
 import math
 import os
@@ -15,13 +16,12 @@ from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackRet
 from torchperf_ros import __version__
 from torchperf_ros.api.clock import monotonic_ns
 from torchperf_ros.api.errors import ConfigError, TorchperfError
-from torchperf_ros.node.alert_publisher import NodeLog
+from torchperf_ros.node.alert_publisher import AlertPublisher, NodeLog
 from torchperf_ros.node.emergency_lane import EmergencyLane
 from torchperf_ros.node.endpoints import (
     OUTPUT_QOS,
     Endpoints,
     RawPublisher,
-    ros_message_class,
     stage_inputs,
 )
 from torchperf_ros.node.parameters import NodeParameters, plain_values
@@ -30,6 +30,7 @@ from torchperf_ros.node.ring_subscription import TakeError, Taker, checked_taker
 from torchperf_ros.node.services import CaptureServices, SwapService
 from torchperf_ros.node.versions import VersionsOnDemand
 from torchperf_ros.observe.recorder.recording import Recording
+from torchperf_ros.observe.ros_types import ros_message_class
 from torchperf_ros.observe.telemetry.diagnostics import warm_up
 from torchperf_ros.observe.telemetry.latency_record import LatencyRecord, float64_bytes
 from torchperf_ros.observe.telemetry.metrics import MetricsExporter
@@ -61,17 +62,17 @@ _Transition = Callable[["PerfNode", LifecycleState], TransitionCallbackReturn]
 
 
 def _transition(callback: _Transition) -> _Transition:
-    """A transition whose unexpected errors are told: rclpy turns them into ERROR and says nothing."""
+    """Wraps a lifecycle transition and logs the traceback of an unexpected exception, which rclpy drops."""
 
     @functools.wraps(callback)
-    def told(node: "PerfNode", state: LifecycleState) -> TransitionCallbackReturn:
+    def logged(node: "PerfNode", state: LifecycleState) -> TransitionCallbackReturn:
         try:
             return callback(node, state)
         except Exception:  # a thread's boundary: rclpy calls `on_error` next
             node.get_logger().error(f"{callback.__name__} failed:\n{traceback.format_exc()}")
             return _ERROR
 
-    return told
+    return logged
 
 
 class PerfNode(LifecycleNode):
@@ -98,26 +99,27 @@ class PerfNode(LifecycleNode):
         self.parameters.change = self._reconfigure
         self._stages: list[Stage] = []
         self._endpoints = Endpoints(self, 0, None)
-        self._exporter: MetricsExporter | None = None
         self._recording: Recording | None = None
+        # What `configure` made, to be closed in the opposite order.
+        self._made = contextlib.ExitStack()
         self._lane: EmergencyLane | None = None
         self._lifecycle = "unconfigured"
         number, array = (ros_message_class(f"std_msgs/msg/Float64{kind}") for kind in ("", "MultiArray"))
         self._latency = RawPublisher(self.create_publisher(number, "~/latency", OUTPUT_QOS))
         self._latency_stages = RawPublisher(self.create_publisher(array, "~/latency_stages", OUTPUT_QOS))
         self._swap = SwapService(self, lambda: self._stages)
-        self._reporter = Reporter(self, lambda: self._lifecycle)
-        self._log = NodeLog(self, self._reporter.alert_publisher)
+        self._alerts = AlertPublisher(self)
+        self._log = NodeLog(self, self._alerts)
         self._versions = VersionsOnDemand(
             self.parameters.of_stage,
             self._log,
-            self._reporter.alert_publisher.found,
+            self._alerts.found,
             self.get_fully_qualified_name(),
         )
-        self._reporter.candidates, self._reporter.lines_lost = self._versions.values, lines_lost
         self.parameters.check = self._versions.check
-        self._captures = CaptureServices(
-            self, lambda: self._stages, self._log, self._reporter.alert_publisher
+        self._captures = CaptureServices(self, lambda: self._stages, self._log, self._alerts)
+        self._reporter = Reporter(
+            self, self._alerts, lambda: self._lifecycle, self._versions.values, lines_lost
         )
         self._reporter.start()
 
@@ -125,7 +127,7 @@ class PerfNode(LifecycleNode):
 
     @_transition
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Start the workers and wait until their adapters have said what they take and give."""
+        """Start the workers and wait until their adapters have described what they take and give."""
         try:
             config = self._versions.prepared(self.parameters.refresh())
             setups = [worker_setup(stage, config) for stage in config.stages]
@@ -181,7 +183,7 @@ class PerfNode(LifecycleNode):
 
     @_transition
     def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """End the workers from whatever state."""
+        """End the workers, in any state."""
         self._tear_down()
         self._lifecycle = "finalized"
         return _SUCCESS
@@ -195,23 +197,28 @@ class PerfNode(LifecycleNode):
 
     def _build(self, config: NodeConfig, setups: Sequence[dict[str, Any]]) -> None:
         """Make the lane, the endpoints and the stages, and start the workers."""
-        self._reporter.facts = _set_up_process(config)
-        self._lane = EmergencyLane(config) if config.emergency.sensors else None
+        # The first to be entered is the last to be closed: a disk that hangs may keep the recorder for seconds.
+        self._made.callback(self._end_recording)
+        self._reporter.note(**_set_up_process(config))
+        if config.emergency.sensors:
+            self._lane = EmergencyLane(config)
+            self._made.callback(self._lane.close)
         self._endpoints = Endpoints(self, len(setups), self._lane.answer if self._lane else None)
+        self._made.callback(self._endpoints.close)
         self._stages = [self._make_stage(index, setup, config) for index, setup in enumerate(setups)]
         set_right_of_way(self._stages, config)
         self._versions.begin(self._stages, config)
         for stage in self._stages:
             stage.start()
-        self._reporter.memory_limit_mib, self._reporter.memory_share = (
-            config.memory_limit_mib,
-            config.memory_share,
+        self._reporter.report_on(
+            stages=tuple(self._stages),
+            memory_limit_mib=config.memory_limit_mib,
+            memory_share=config.memory_share,
         )
-        self._reporter.stages = list(self._stages)
         self._lifecycle = "configuring"
 
     def _come_up(self, config: NodeConfig) -> bool:
-        """Connect everything once the adapters have said what they take and give.
+        """Connect everything once the adapters have described what they take and give.
 
         False, and an error, if it fails.
         """
@@ -220,7 +227,7 @@ class PerfNode(LifecycleNode):
             return False
         try:
             self._endpoints.connect(self._stages, taker, self._takes_by_rclpy)
-            self._reporter.inputs = self._endpoints.inputs
+            self._reporter.report_on(inputs=tuple(self._endpoints.inputs))
             self._open_lane(config)
         except TorchperfError as error:
             self.get_logger().error(str(error))
@@ -241,10 +248,12 @@ class PerfNode(LifecycleNode):
             publish=functools.partial(self._endpoints.publish, index),
             hand_on=functools.partial(self._endpoints.hand_on, index),
             answered=lambda answer: self._publish_record(record, answer, last),
-            anomaly=self._reporter.alert_publisher.found,
+            anomaly=self._alerts.found,
             log=self._log,
         )
-        return Stage(stage, setup, ports, lambda: int(ros_now().nanoseconds))
+        actor = Stage(stage, setup, ports, lambda: int(ros_now().nanoseconds))
+        self._made.callback(actor.stop)
+        return actor
 
     def _wait_for_descriptions(self, timeout_s: float) -> bool:
         """Wait for every adapter's description; a stage without one stops safely and disturbs no other."""
@@ -263,14 +272,12 @@ class PerfNode(LifecycleNode):
     def _open_lane(self, config: NodeConfig) -> None:
         """The emergency lane, unless it is off, and what an incident is to hold of its topics."""
         if self._lane is None:
-            self._reporter.facts["emergency"] = "off: emergency.sensors is empty"
+            self._reporter.note(emergency="off: emergency.sensors is empty")
             return
         last = self._stages[-1]
         output_type = "" if last.pool.description is None else last.pool.description.output
-        self._lane.connect(
-            self, last.config.output, output_type, self._reporter.alert_publisher, self._overdue_ms
-        )
-        self._reporter.lane = self._lane
+        self._lane.connect(self, last.config.output, output_type, self._alerts, self._overdue_ms)
+        self._reporter.report_on(lane=self._lane)
         if config.recorder:
             self._endpoints.listen(self._lane.topics)
 
@@ -285,31 +292,30 @@ class PerfNode(LifecycleNode):
         except (TakeError, RuntimeError) as error:  # rclpy's own errors are of the second kind
             self._takes_by_rclpy(str(error))
             return None
-        self._reporter.facts["inputs_taken"] = "into shared memory"
+        self._reporter.note(inputs_taken="into shared memory")
         return taker
 
     def _takes_by_rclpy(self, why: str) -> None:
-        self._reporter.facts["inputs_taken"] = f"by rclpy, and copied from there: {why}"
+        self._reporter.note(inputs_taken=f"by rclpy, and copied from there: {why}")
 
     def _start_recording(self, config: NodeConfig) -> None:
         if config.recorder:
             rings = [stage.pool.ring for stage in self._stages]
             setup = _recording_setup(self, self._stages, self._endpoints.heard.items())
             self._recording = Recording(config, setup, rings)
-            self._endpoints.recording = self._reporter.alert_publisher.recording = self._recording
+            self._endpoints.recording = self._alerts.recording = self._recording
 
     def _export_metrics(self, config: NodeConfig) -> None:
         if not config.metrics_port:
             return
         try:
-            self._exporter = MetricsExporter(
-                config, self._stages, self._lane.values if self._lane else dict
-            )
+            exporter = MetricsExporter(config, self._stages, self._lane.values if self._lane else dict)
         except OSError as error:
             place = f"on metrics_address {config.metrics_address}; set another, or 0 for none"
-            self._reporter.facts["metrics_warning"] = (
-                f"metrics_port {config.metrics_port} cannot be used: {error}, {place}"
-            )
+            why = f"metrics_port {config.metrics_port} cannot be used: {error}, {place}"
+            self._reporter.note(metrics_warning=why)
+        else:
+            self._made.callback(exporter.close)
 
     def _finish(self) -> None:
         """Let no more frames in, and wait for the answers of those that run.
@@ -328,22 +334,16 @@ class PerfNode(LifecycleNode):
         self.parameters.configured = False
         self._endpoints.take_no_more()
         self._reporter.forget()
-        for stage in self._stages:
-            stage.stop()
-        if self._lane is not None:
-            self._lane.close()
-        self._lane = None
-        self._endpoints.close()
-        if self._exporter is not None:
-            self._exporter.close()
-        self._exporter = None
-        if self._recording is not None:
-            problem = self._recording.close(self.get_clock().now().nanoseconds)
-            if problem:
-                self.get_logger().error(problem)
-        self._recording = None
-        self._stages, self._endpoints = [], Endpoints(self, 0, None)
+        self._made.close()
+        self._stages, self._lane, self._recording = [], None, None
+        self._endpoints = Endpoints(self, 0, None)
         self._lifecycle = "unconfigured"
+
+    def _end_recording(self) -> None:
+        if self._recording is None:
+            return
+        if problem := self._recording.close(self.get_clock().now().nanoseconds):
+            self.get_logger().error(problem)
 
     def close(self, *, stop_vehicle: bool = False) -> None:
         """Leave nothing running: no worker, no thread, no port.

@@ -47,7 +47,7 @@ class CaptureServices:
         self._log = log
         self._alert_publisher = alert_publisher
         self._rule = CaptureRule()
-        alert_publisher.told = self.told
+        alert_publisher.published = self.published
         self._services = [
             node.create_service(
                 Trigger, f"~/{name}", lambda _, response, kind=kind: self._answer(kind, response)
@@ -55,11 +55,8 @@ class CaptureServices:
             for name, kind in (("profile", "profile"), ("snapshot", "memory"))
         ] + [node.create_service(Trigger, "~/record", self._record)]
 
-    def told(self, anomaly: Alert) -> None:
-        """An event was told.
-
-        Take evidence if it is worth it, and if another worker can answer meanwhile.
-        """
+    def published(self, anomaly: Alert) -> None:
+        """Take evidence of a published alert if it is worth it, and if another worker can answer meanwhile."""
         stages = {stage.config.name: stage for stage in self._stages()}
         now_ns = monotonic_ns()
         wanted = self._rule.wanted(anomaly, stages, now_ns)

@@ -33,7 +33,7 @@ _LOST, _BUSY = range(
     2
 )  # words of what the two processes share, of each output: lines left out, whether any wait
 _FLUSH_S, _LOOK_S = 0.5, 0.002
-_ENDS_WITHIN_S: Final = 2.0  # once nobody can print any more
+_ENDS_WITHIN_S: Final = 2.0  # once no process can print any more
 _COLOURS: Final = "RCUTILS_COLORIZED_OUTPUT"
 
 
@@ -94,7 +94,7 @@ def passed_on() -> Iterator[Callable[[], int]]:
 def _has_ended(child: int) -> bool:
     try:
         return bool(os.waitpid(child, os.WNOHANG)[0])
-    except ChildProcessError:  # whoever started this process has the kernel reap its children
+    except ChildProcessError:  # the process that started this one has the kernel reap its children
         return True
 
 
@@ -115,7 +115,7 @@ def _flush() -> None:
 
 
 def _serve(relays: "list[_Relay]") -> None:
-    """The process that passes lines on, until nobody can print any more; never returns."""
+    """The process that passes lines on, until no process can print any more; never returns."""
     try:
         name_process(PROCESS_NAME)
         # Those of the group: what the others say of their end is to be read, too. And that of a terminal to
@@ -219,7 +219,7 @@ class _Relay:
     def _keep(self, data: bytes) -> None:
         """Have this written, after a word on what was left out before it."""
         if self._left_out:
-            said = f"{self._left_out} lines were left out here, as nobody read them\n"
+            said = f"{self._left_out} lines were left out here, as they were not read\n"
             self._left_out, data = 0, said.encode() + data
         self._chunks.append(data)
         self._bytes += len(data)
@@ -236,6 +236,6 @@ class _Relay:
                         self._news.wait()
                 data = self._chunks.popleft()
                 self._bytes -= len(data)
-            with contextlib.suppress(OSError):  # nobody reads it any more
+            with contextlib.suppress(OSError):  # it has no reader any more
                 while data:
                     data = data[os.write(self.target, data) :]

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from torchperf_ros.api.messages import full_name
+from torchperf_ros.api.text import listed
 from torchperf_ros.replay.logs.log_reader import LogError, LogReader, LogTopic
-from torchperf_ros.replay.logs.log_storage import listed
 
 if TYPE_CHECKING:
     from torchperf_ros.stage.stage import StageInput

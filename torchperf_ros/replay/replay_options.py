@@ -31,7 +31,6 @@ _OF_THE_PLACE = (
     "cache_mib",
     "evidence_dir",
     "evidence_mib",
-    "evidence_count",
     "recorder",
     "record_dir",
     "record_mib",

@@ -21,14 +21,14 @@ from torchperf_ros.api.clock import NS_PER_S
 from torchperf_ros.api.messages import decode
 from torchperf_ros.api.outcome import IN_TIME, Fallback, GuardVerdict, Outcome
 from torchperf_ros.observe.runs.machine_fingerprint import machine_facts
-from torchperf_ros.observe.runs.run_file import Run
+from torchperf_ros.observe.runs.run_file import run_of
+from torchperf_ros.observe.runs.run_log import RunLog
 from torchperf_ros.replay.logs.log_reader import LogReader
 from torchperf_ros.replay.replay_options import ReplayError
 from torchperf_ros.replay.replay_record import ReplayRecord
 from torchperf_ros.stage.frame_table import output_hash
 from torchperf_ros.stage.health import too_many_superseded
 from torchperf_ros.stage.stage import Stage
-from torchperf_ros.stage.turn import PUBLISHED_ON_TIME
 
 _LONGEST_REASON: Final = 60
 
@@ -221,7 +221,7 @@ class StageResult:
         return [head, *text_columns(rows)] if len(frames) else [f"{self.name}: no frame {which}"]
 
     def _row(self, frame: Any) -> tuple[str, ...]:  # noqa: ANN401 - a row of FRAME
-        reason = self.reasons.get(int(frame["seq"]), "").partition("\n")[0].rpartition(PUBLISHED_ON_TIME)[2]
+        reason = self.reasons.get(int(frame["seq"]), "").partition("\n")[0]
         return (
             str(frame["seq"]),
             stamp_text(frame["stamp_ns"]),
@@ -286,9 +286,9 @@ class ReplayResult:
         return self.stages[name]
 
     @property
-    def run(self) -> Run:
+    def run(self) -> RunLog:
         """For `write_run`."""
-        return Run(self.summary, {name: stage.frames for name, stage in self.stages.items()})
+        return run_of(self.summary, {name: stage.frames for name, stage in self.stages.items()})
 
 
 def log_hash(path: Path) -> str:

@@ -43,7 +43,7 @@ _HARDEST_M_S2: Final = 14.0
 # Braking that has just begun shows in the last 0.3 s, if they have 6 places: from 6 m/s^2 on, and from 3.5 times
 # what their noise shows as braking.
 _LATE_S, _FEWEST_PLACES, _HARD_M_S2, _OVER_NOISE = 0.301, 6, 6.0, 3.5
-_BRAKING_AFTER_S: Final = 0.35  # before that, it cannot be told from noise
+_BRAKING_AFTER_S: Final = 0.35  # before that, noise looks the same
 _CROSSES_M_S: Final = 3.0  # a thing that moves so fast across the way is expected to go on so
 _CROSSES_S: Final = 0.2
 _TAIL_M: Final = 30.0  # no further away than this is the end of a thing that crosses

@@ -504,7 +504,8 @@ def meets_head_on(
     left[lanes] = along.left[which[lanes]] + along.drift[which[lanes]] * lasts_s
     middle = track.place[-1] + (half_m - options.vehicle.rear_m) * lane.own_unit[-1]
     _, aside_m, _ = ahead.arc.beside(np.asarray(middle)[None])
-    left[arcs] = on_arc.left[which[arcs]] + on_arc.drift[which[arcs]] * lasts_s - aside_m[0]
+    beside_arc = on_arc.left[which[arcs]] + on_arc.drift[which[arcs]] * lasts_s - aside_m[0]
+    left[arcs] = np.where(course.own_bend[which[arcs]], left[arcs], beside_arc)
     front = options.vehicle.rear_m if lane.backward else options.vehicle.length_m - options.vehicle.rear_m
     gap = np.hypot(off.real, off.imag - left) - roles.reach_m[which] - front
     in_way = towards & (off.real > half_m) & (np.abs(left) < roles.near_m[which])

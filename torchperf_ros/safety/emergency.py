@@ -55,7 +55,7 @@ class Sensor:
 
     Attributes:
         is_trigger: whether it is a button.
-        pressed: what a button said last, None if it has said nothing; activation does not change it.
+        pressed: a button's last value, None if it has sent none; activation does not change it.
         seen_ns: when something usable came last, None if nothing has since activation.
         points: of the last message, how many what threatens has.
         problem: what was wrong with the last message that could not be used.
@@ -64,7 +64,7 @@ class Sensor:
     def __init__(
         self, topic: str, timeout_ms: float, points: SensorPoints | None, *, is_trigger: bool = False
     ) -> None:
-        """A topic, and who reads its points; None for a trigger and for odometry."""
+        """A topic, and the reader of its points; None for a trigger and for odometry."""
         self.topic, self.timeout_ns, self.reader = topic, round(timeout_ms * NS_PER_MS), points
         self.is_trigger, self.pressed = is_trigger, None if is_trigger else False
         self.messages = self.refused = 0
@@ -214,7 +214,7 @@ class Emergency:
             maxlen=_MOST_SPEEDS
         )  # of the last odometry, with its receipt
         self._activated_ns = 0
-        # when the node last said that it answers; None: nobody has it say so
+        # when the node last showed that it answers; None: it does not have to
         self._beat_ns: int | None = None
         self._alone_ns: int | None = None  # since when the node has been gone
         self._leave_ns = 0
@@ -396,8 +396,8 @@ class Emergency:
 
         It would latch again, or a sensor is not known well.
 
-        While inactive, only buttons are heard. One that has not been heard may be pressed, whatever it
-        latched for.
+        While inactive, only buttons are heard. One that has not been heard may be pressed, also where it
+        latched for another reason.
         """
         if not self.active:
             latched = self.latch is not None
@@ -463,7 +463,7 @@ class Emergency:
         old_s = age_s(motion.stamp_ns, motion.received_ns, now_ns, ros_now_ns)
         return motion if old_s * NS_PER_S <= self.odometry.timeout_ns else None
 
-    # -- what is said of it
+    # -- what /diagnostics shows
 
     @property
     def state(self) -> str:

@@ -44,7 +44,7 @@ class Stop:
 
     @classmethod
     def of(cls, motion: Motion | None, options: EmergencyOptions, now_ns: int, ros_now_ns: int) -> "Stop":
-        """Of a vehicle that moves like this; None: nobody knows how."""
+        """Of a vehicle that moves like this; None: its motion is not known."""
         if motion is None or abs(motion.speed) <= MOVES_M_S:
             return cls(_standing(motion, ros_now_ns), 0, now_ns, ros_now_ns)
         return cls(*stop_along_arc(motion, options, now_ns, ros_now_ns), now_ns, ros_now_ns)

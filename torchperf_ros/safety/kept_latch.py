@@ -27,7 +27,7 @@ def latch_file(node: str) -> Path:
 def read_latch(path: Path, now_ns: int) -> Latch | None:
     """The latch that a node before this one has left; None: it has left none.
 
-    A file that is damaged, or cannot be read, is a latch: what it said may have been one.
+    A file that is damaged, or cannot be read, is a latch: it may have held one.
     """
     try:
         whole = json.loads(read_bounded(path, _MOST_BYTES))
@@ -113,7 +113,7 @@ class LatchKeeper:
             else:
                 replace_file(self._path, _bytes_of(latch))
         except OSError as error:
-            said = "that nothing is latched" if latch is None else f"that it is latched: {latch.reason}"
-            self.problem = f"{self._path} does not say {said}: {error.strerror}; it is tried again"
+            content = "that nothing is latched" if latch is None else f"that it is latched: {latch.reason}"
+            self.problem = f"{self._path} does not hold {content}: {error.strerror}; it is tried again"
         else:
             self._written, self.problem = latch, ""

@@ -32,6 +32,7 @@ class Lane:
         s: distance along it in m of each of its points, 0 where the track begins and increasing; shape [m].
         own_s, own_place, own_unit: of each pose of the track, the same, x + iy, and its heading as x + iy.
         own_steps: way from each to the next in m.
+        last_bend: of its last part, in 1/m; 0 where it does not bend.
         length: of the track's own part, in m.
         place: the points, as x + iy in m.
         heading: direction of travel in rad, shape [m].
@@ -68,6 +69,7 @@ class Lane:
         count = len(own_s) + 2 * more
         self.s, self.place, self.heading = np.empty(count), np.empty(count, np.complex128), np.empty(count)
         self.s[more:-more], self.place[more:-more], self.heading[more:-more] = own_s, place, heading
+        self.last_bend = 0.0
         if self.curved:
             self._lead_on(own_s, bend)
         for end, inner, way_m in ((0, 1, -_FAR_M), (-1, -2, _FAR_M)):
@@ -96,7 +98,9 @@ class Lane:
         outwards, turned = np.empty((2, 2, len(_ARC_M)))
         for row, (begin, end, over_m, way) in enumerate(ends):
             bend = float(heading[end] - heading[begin]) / max(over_m, _LEAST_BEND_M)
-            if way < 0 and driven is not None:
+            if way > 0:
+                self.last_bend = bend
+            elif driven is not None:
                 bend = -driven if self.backward else driven
             scale = way * _MOST_TURN / max(abs(bend) * _LONGEST_ARC_M, _MOST_TURN)
             np.multiply(_ARC_M, scale, out=outwards[row])

@@ -9,7 +9,7 @@ from torchperf_ros.api.clock import NS_PER_S
 from torchperf_ros.safety.lane import Lane
 from torchperf_ros.safety.limits import Floats, Track, largest
 from torchperf_ros.safety.odometry import Motion
-from torchperf_ros.safety.prediction import Arc, leaves_lane
+from torchperf_ros.safety.prediction import Arc, Looks, leaves_lane
 from torchperf_ros.safety.stop_output import TimedPath
 
 _KEEPS_M = 0.5  # a plan that leads no further aside keeps the lane
@@ -60,7 +60,7 @@ class OwnLane:
                 if goes_out and (changed or keeps):
                     self.lane, self._since_ns = way, now_ns
                 return
-        if leaves_lane(way, Arc(way, bend)) < 1.0:
+        if leaves_lane(way, Arc(way, bend)) < Looks.BEND:
             ways = np.linspace(0.0, way.length, _ARC_POSES)
             turned = 1j * (bend or _NO_BEND) * ways
             places = way.own_place[0] + way.own_unit[0] * ways * np.expm1(turned) / np.where(
@@ -75,7 +75,7 @@ class OwnLane:
         Where none is known, whether it looks so from our bend.
         """
         if self.lane is None:
-            return leaves_lane(way, Arc(way, bend)) < 1.0
+            return leaves_lane(way, Arc(way, bend)) < Looks.BEND
         s, aside_m = self.lane.beside(way.own_place[[0, len(way.own_place) // 2, -1]])
         return largest(np.abs(aside_m[s <= self.lane.length + _BEYOND_M])) > _KEEPS_M
 

@@ -9,6 +9,7 @@ where the obstacle is.
 """
 
 import math
+from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
@@ -30,22 +31,35 @@ _SAME_COURSE = 0.01
 _DRIFTS = 0.34  # m/s aside; less is taken for what it is, also where nothing says where the lane leads
 _STRAYS = 0.5  # m/s aside, which keeps on course what is too slow for `_ON_COURSE`
 _NEAR_M = 9.0  # beyond the plan's end, the lane goes on as the plan ends, for what has its direction
-_BESIDE_US_M = 4.0  # so far behind the plan's end, what begins there may be beside us
+_BESIDE_US_M = 4.0  # so far behind the plan's end, what begins there and drives as we do may be beside us
 _BESIDE_M = 2.65  # aside of our way; what is nearer is in no lane beside, and need not bend with us
 _TURNED = 0.01  # rad; a plan that turns less away from the bend that we drive does not leave it
-# of `along_joined`, for a plan that looks like a bend: a little further than an even bend leads
-_FURTHER = 0.35
+# Of what is not known of a road, by which it may lead nearer where a plan may be either: where what comes
+# has the direction that we have now, so that the road may be straight, and else.
+_NEARER = (0.5, 0.1)
+_AS_NOW = 0.06  # rad, likewise
+_EVEN = 0.008  # rad; of a plan that follows one circle no quarter turns more than another one
+_NO_TURN = 1e-9  # rad, likewise
 _BACK = 0.92  # of its largest turn; a plan that ends with less has begun to turn back
 _TURNS_OFF = 0.042  # 1/m: sharper than 24 m is a junction more often than a bend of the road
-_SHARPEST, _MOST_TURN = (
-    0.05,
-    0.9,
-)  # 1/m, and the sine of all that a road turns from a plan's end to where something is
+# 1/m, and rad: so sharp is a road, and so much it turns from a plan's end to where something is.
+_SHARPEST, _MOST_TURN = 0.05, 1.4
+_MOST_ROUND = 2.2  # rad; what is further round the bend that we drive is on another part of the road
+_LEAST_AHEAD_M = 5.0  # nearer, the direction of what comes says nothing of the road between
 _QUARTERS = np.linspace(0.0, 1.0, 5)
 _EASES = 0.85  # likewise: less than this is no bend that goes on
 _NO_LONGER = 0.4  # of the quarter that turns most
 _STRAIGHT = 1e-6  # rad/s: 5e-6 rad after 5 s, and enough for a division
 _STRAIGHT_ARC = 1e-6  # 1/m: 5 mm aside after 100 m, likewise
+
+
+class Looks(IntEnum):
+    """What a plan looks like, from what leaves its lane to what keeps to it."""
+
+    CHANGE = -2
+    EITHER = -1
+    BEND = 1
+    CIRCLE = 2
 
 
 class Along(NamedTuple):
@@ -69,16 +83,20 @@ class Course(NamedTuple):
 
     Attributes:
         along: where it is along the plan's way, or along the road that joins the plan's end to it.
-        on_arc: where it is along the bend that we drive.
+        on_arc: where it is along the bend that we drive, or along that of its own.
+        bends: of that bend, in 1/m.
+        own_bend: whether it comes along a bend of its own, which leads evenly from us to it.
         lane, arc, straight: whether it may go on along that way, in the bend that we drive, or straight on.
         joined: whether it is beyond the plan's end.
-        strays: whether it is there and drifts a little from where the plan's end leads.
+        strays: whether it is there and drifts from where the plan's end leads, but little.
         is_along: whether it drives along our road, either way, at all.
         changes: whether the plan looks like a change of lanes.
     """
 
     along: Along
     on_arc: Along
+    bends: Floats
+    own_bend: Flags
     lane: Flags
     arc: Flags
     straight: Flags
@@ -146,51 +164,88 @@ def certain_drift(drift: Floats, seen: Seen) -> Floats:
     return np.copysign(np.maximum(np.abs(drift) - seen.unsure, 0.0), drift)
 
 
-def along_joined(lane: Lane, seen: Seen, sure: float) -> Along:
-    """Obstacles along a road that leaves the plan's end as the plan does and bends to their direction.
+def lefts_of_roads(off: Complex, turned: Floats, bend: float) -> tuple[Floats, Floats, Floats]:
+    """How far to the left of a road places are, which leaves the origin along x and has turned beside them.
 
-    The circle that touches the plan's last direction and has turned by phi beside a place (x, y), seen from
-    there, passes that place at y - x tan(phi / 2) to its left, whatever its radius: tangents from a point
-    to a circle are equal. If the road bends later or sooner, that is y to y - 2 x tan(phi / 2); `sure` says
-    what is taken of that: -1 what is nearest to our way, 0 the middle, 1 what is furthest from it.
+    A road that bends evenly is a circle. It has turned by p beside a place (x, y), seen from where it
+    begins, and passes that place at y - t to its left, t = x tan(p / 2), whatever its radius: tangents from
+    a point to a circle are equal. A road whose bend goes over evenly from k where it begins, as one drives
+    out of a plan's last bend, is a clothoid of length S: its direction k s + (p - k S) (s / S)^2, summed up,
+    leads S^2 k / 6 + S p / 3 aside. With t = S p / 2, as on a circle, that is t (2 + k S / p) / 3. A road
+    bends between at once (2 t) and at last (0), so that is the most and the least of it.
+
+    Args:
+        off: the places as x + iy in m.
+        turned: p in rad, between -pi / 2 and pi / 2.
+        bend: k in 1/m.
+
+    Returns:
+        Of the circle, of the clothoid, and t, in m.
+    """
+    aside_m = off.real * np.tan(0.5 * turned)
+    half = np.maximum(np.abs(0.5 * turned), _NO_TURN)
+    way_m = np.hypot(off.real, aside_m) * half / np.sin(half)
+    eases = aside_m * (2.0 / 3.0) + (bend / 6.0) * way_m * way_m
+    least_m, most_m = np.minimum(0.0, 2.0 * aside_m), np.maximum(0.0, 2.0 * aside_m)
+    return off.imag - aside_m, off.imag - np.minimum(np.maximum(eases, least_m), most_m), aside_m
+
+
+def along_joined(lane: Lane, seen: Seen, looks: Looks) -> Along:
+    """Obstacles along a road that leaves the plan's end as the plan does and has their direction beside them.
+
+    A plan that leaves its lane has to expect them as near to its way as such a road allows; one that keeps
+    to it as far. How far they are if the road goes on as the plan ends is known better.
     """
     end = lane.own_unit[-1] * (-1.0 if lane.backward else 1.0)
     off = (seen.places - lane.own_place[-1]) * end.conjugate()
     direction = seen.velocities * (end.conjugate() / np.maximum(seen.speeds, STANDS))
     direction = np.where(direction.real < 0, -direction, direction)
-    unsure_m = off.real * direction.imag / (1.0 + direction.real)
-    left = off.imag - unsure_m
-    left = np.copysign(np.maximum(np.abs(left) + sure * np.abs(unsure_m), 0.0), left)
+    even, eased, unsure_m = lefts_of_roads(off, np.angle(direction), lane.last_bend)
+    unsure_m = np.abs(unsure_m)
+    if looks is Looks.BEND:
+        left = np.where(np.abs(even) > np.abs(eased), even, eased)
+    elif looks is Looks.EITHER:
+        nearer = np.where(even * eased > 0.0, np.minimum(np.abs(even), np.abs(eased)), 0.0)
+        start = lane.own_unit[0] * (-1.0 if lane.backward else 1.0)
+        as_now = np.abs(np.angle(direction * end * start.conjugate())) < _AS_NOW
+        left = np.copysign(np.maximum(nearer - np.where(as_now, *_NEARER) * unsure_m, 0.0), even)
+    else:
+        room_m = unsure_m if looks is Looks.CIRCLE else -unsure_m
+        left = np.copysign(np.maximum(np.abs(even) + room_m, 0.0), even)
     s = lane.length + np.hypot(off.real, off.imag - left)
     velocities = (seen.velocities * (end * direction).conj()).real
     return Along(s, left, end * direction, velocities, np.zeros_like(s))
 
 
-def leaves_lane(lane: Lane, arc: Arc) -> float:
-    """Whether the plan looks like a change of lanes (-1), which may have begun, like a bend of the road (1), or either.
+def leaves_lane(lane: Lane, arc: Arc) -> Looks:  # noqa: PLR0911 - one look after the other
+    """Whether the plan looks like a change of lanes, which may have begun, like a bend of the road, or either.
 
     A change of lanes turns away from straight on and back; or it turns away from the bend that we drive,
     and no longer does so at its end. At the entrance of a bend a plan turns more and more, or goes on, and
     at its end less and less than before: so does a change of lanes in a bend. What turns off the road
-    counts as a change, for what drives beside us may go straight on.
+    counts as a change, for what drives beside us may go straight on. What follows one circle changes
+    nothing: a change of lanes does not within 3 s.
     """
     if not lane.curved:
-        return 1.0
+        return Looks.CIRCLE
     if lane.tightest > _TURNS_OFF:
-        return -1.0
+        return Looks.CHANGE
     turned = np.angle(lane.own_unit * complex(lane.own_unit[0]).conjugate())
     if abs(float(turned[-1])) < _BACK * (most := largest(np.abs(turned))) and most > _TURNED:
-        return -1.0
+        return Looks.CHANGE
     quarters = np.interp(_QUARTERS * lane.length, lane.own_s, turned)
     turns = quarters[1:] - quarters[:-1]
     away = np.abs(turns - 0.25 * arc.bend * lane.length)
     most = largest(away)
     if float(away[-1]) < _NO_LONGER * most and most > 0.5 * _TURNED:
-        return -1.0
-    if min(-float(turns[turns.argmin()]), float(turns[turns.argmax()])) > _TURNED:
-        return -1.0
+        return Looks.CHANGE
+    fewest, widest = float(turns[turns.argmin()]), float(turns[turns.argmax()])
+    if min(-fewest, widest) > _TURNED:
+        return Looks.CHANGE
+    if widest - fewest < _EVEN:
+        return Looks.CIRCLE
     eases = abs(float(turns[-1])) < _EASES * largest(np.abs(turns)) or float(away[-1]) < _EASES * most
-    return -0.5 if eases else float(__import__("os").environ.get("SURE", "1.0"))
+    return Looks.EITHER if eases else Looks.BEND
 
 
 def course_of(lane: Lane, arc: Arc, seen: Seen) -> Course:
@@ -200,25 +255,29 @@ def course_of(lane: Lane, arc: Arc, seen: Seen) -> Course:
     nobody = np.zeros(len(moves), np.bool_)
     on_arc = along_arc(arc, seen)
     if lane.both_ways:
-        return Course(on_lane, on_arc, nobody, nobody, ~nobody, nobody, nobody, nobody, False)
+        still = np.zeros(len(moves))
+        return Course(
+            on_lane, on_arc, still, nobody, nobody, nobody, ~nobody, nobody, nobody, nobody, False
+        )
     slow = np.maximum(seen.speeds, STANDS)
     off_lane, off_arc = np.abs(on_lane.drift) / slow, np.abs(on_arc.drift) / slow
     is_along = moves & (np.abs(on_lane.ahead) >= _ALONG * slow) & (np.abs(on_lane.left) < _ASIDE_M)
-    sure = leaves_lane(lane, arc)
-    changes = sure == -1.0
+    looks = leaves_lane(lane, arc)
+    changes = looks is Looks.CHANGE
     on_course = np.maximum(_ON_COURSE, _STRAYS / slow)
-    near_m = (
-        0.0 if changes else np.maximum(_NEAR_M * (off_lane <= on_course), _BESIDE_US_M + seen.halves[:, 0])
-    )
+    as_we = on_lane.ahead > 0.0
+    near_m: Floats = np.where((off_lane <= on_course) & (as_we | (looks is not Looks.BEND)), _NEAR_M, 0.0)
+    near_m = np.maximum(near_m, as_we * (_BESIDE_US_M + seen.halves[:, 0])) * (not changes)
     beyond = moves & (on_lane.s > lane.length + near_m)
     drifts = np.abs(on_lane.drift) <= _DRIFTS
     as_the_plan = off_lane <= 2.0 * _SAME_COURSE
     goes_on = is_along & (as_the_plan | drifts) & (not changes)  # as the plan does at its end
-    strays = beyond & goes_on & ~as_the_plan
+    strays = beyond & goes_on & (on_lane.drift != 0.0)
+    travel = complex(lane.own_unit[-1]) * (-1.0 if lane.backward else 1.0)
     along, joined = on_lane, beyond & (off_arc > _SAME_COURSE) & ~goes_on
     if np.count_nonzero(joined):
-        on_joined = along_joined(lane, seen, min(sure, _FURTHER))
-        turned = (on_joined.ways * complex(lane.own_unit[-1]).conjugate()).imag
+        on_joined = along_joined(lane, seen, looks)
+        turned = np.angle(on_joined.ways * travel.conjugate())
         joined &= np.abs(on_joined.left) < _ASIDE_M
         joined &= np.abs(turned) <= np.minimum(
             _SHARPEST * (on_joined.s - lane.length) + _SAME_COURSE, _MOST_TURN
@@ -232,6 +291,7 @@ def course_of(lane: Lane, arc: Arc, seen: Seen) -> Course:
     known = is_along & ~beyond
     off_course = np.where(beyond, 2.0 * _SAME_COURSE, on_course)
     by_arc = moves & (off_arc <= off_course) & (np.abs(on_arc.left) < _ASIDE_M) & (on_arc.ahead != 0.0)
+    by_arc &= np.abs(on_arc.s * arc.bend) < _MOST_ROUND
     by_arc &= ~known | (off_arc <= off_lane + _SAME_COURSE) | changes
     by_lane = known & (off_lane <= on_course) & (off_lane <= off_arc + _SAME_COURSE)
     if not changes:
@@ -240,7 +300,45 @@ def course_of(lane: Lane, arc: Arc, seen: Seen) -> Course:
     if not lane.curved and abs(arc.bend) <= _STRAIGHT_ARC:  # then both are straight on
         by_lane, by_arc = joined, nobody
     by_lane |= joined
-    return Course(along, on_arc, by_lane, by_arc, ~(by_lane | by_arc), joined, strays, is_along, changes)
+    straight = ~(by_lane | by_arc)
+    bends = np.full(len(moves), arc.bend)
+    course = Course(
+        along, on_arc, bends, nobody, by_lane, by_arc, straight, joined, strays, is_along, changes
+    )
+    return with_own_bends(course, arc, seen) if changes and np.count_nonzero(moves & ~by_arc) else course
+
+
+def with_own_bends(course: Course, arc: Arc, seen: Seen) -> Course:
+    """The same, and what comes towards us may come round a bend of its own, too."""
+    own_bend, bends, lefts = comes_round(arc, seen)
+    own_bend &= ~course.arc
+    on_arc = course.on_arc
+    return course._replace(
+        on_arc=on_arc._replace(
+            left=np.where(own_bend, lefts, on_arc.left),
+            ahead=np.where(own_bend, -seen.speeds, on_arc.ahead),
+            drift=on_arc.drift * ~own_bend,
+        ),
+        bends=np.where(own_bend, bends, course.bends),
+        own_bend=own_bend,
+        arc=course.arc | own_bend,
+    )
+
+
+def comes_round(arc: Arc, seen: Seen) -> tuple[Flags, Floats, Floats]:
+    """What comes towards us on a road that bends evenly from where we are, as `lefts_of_roads` has it.
+
+    Returns:
+        Which does, how much that road bends in 1/m (its chord is as long as the root of 2 t / k), and how far to its
+        left each is in m.
+    """
+    off = (seen.places - arc.place) * arc.travel.conjugate()
+    turned = np.angle(-seen.velocities * arc.travel.conjugate())
+    comes = (off.real > _LEAST_AHEAD_M) & (np.abs(turned) < _MOST_TURN) & (seen.speeds >= STANDS)
+    aside_m = np.where(comes, off.real * np.tan(0.5 * turned), 0.0)
+    bends = 2.0 * aside_m / (np.maximum(off.real, _LEAST_AHEAD_M) ** 2 + aside_m * aside_m)
+    comes &= (np.abs(bends) <= _SHARPEST) & (np.abs(off.imag - aside_m) < _ASIDE_M)
+    return comes, np.where(bends == 0.0, _STRAIGHT_ARC, bends), off.imag - aside_m
 
 
 def predicted(
@@ -272,11 +370,8 @@ def predicted(
     if arcs:
         # Concentric circles: one that is nearer to the middle turns faster. The way is v (e^iwt - 1) / iw.
         at = slice(lanes, lanes + arcs)
-        rate = (
-            arc.bend
-            * course.on_arc.ahead[by_arc]
-            / np.maximum(1.0 - arc.bend * course.on_arc.left[by_arc], 0.1)
-        )
+        bends, on_arc = course.bends[by_arc], course.on_arc
+        rate = bends * on_arc.ahead[by_arc] / np.maximum(1.0 - bends * on_arc.left[by_arc], 0.1)
         rate[np.abs(rate) < _STRAIGHT] = _STRAIGHT
         turned = rate * later
         places[:, at] = seen.places[by_arc] + velocities[at] / (1j * rate) * (unit(turned) - 1.0)

@@ -18,6 +18,13 @@ from torchperf_ros.api.errors import BadInput
 
 Floats: TypeAlias = NDArray[np.float64]
 _FLOATS = {7: "f4", 8: "f8"}  # datatypes of `sensor_msgs/PointField`
+# Of the ground that a cloud shows: how far, and how far to each side, it is followed; returns in a metre, and metres
+# with as many, that it takes; the first metre with some, and the next as a share of the distance, is no further
+# on than that; how much it rises or falls by for each metre, a road and the vehicle's dip together; its unevenness.
+_GROUND_M, _ACROSS_M, _RETURNS, _RINGS = 60.0, 4.0, 10, 3
+_FIRST_M, _GAP, _GRADE, _UNEVEN_M = 8.0, 0.25, 0.1, 0.05
+# So many points are enough for it. Every so many of a larger cloud; primes, so that all rings are among them.
+_FOR_GROUND, _EVERY = 10_000, (1, 3, 7, 13, 29)
 _CONE_POINTS = 7  # that stand for the arc on which what a range sensor sees may be
 
 
@@ -157,12 +164,28 @@ class SensorPoints:
         )
         # drivers fill what has no return with zeros
         usable = np.isfinite(x) & np.isfinite(y) & ((x != 0) | (y != 0))
-        low, high = (bound - self._z for bound in self._heights)
-        near = np.flatnonzero(usable & (z >= low) & (z <= high))
-        forward, left = x[near].astype(np.float64), y[near].astype(np.float64)
+        low_m, high_m = self._heights
+        some = slice(
+            None, None, next(each for each in _EVERY if count <= each * _FOR_GROUND or each == _EVERY[-1])
+        )
+        at_m, up_m = ground_profile(*self._placed(x[some], y[some], z[some], usable[some]), low_m)
+        lowest_m, highest_m = low_m + min(up_m), high_m + max(up_m)
+        near = usable & (z >= lowest_m - self._z) & (z <= highest_m - self._z)
+        body_x, body_y, height_m = self._placed(x, y, z, near)
+        if any(up_m):
+            height_m -= np.interp(body_x, at_m, up_m)
+            near_m = (height_m >= low_m) & (height_m <= high_m)
+            body_x, body_y = body_x[near_m], body_y[near_m]
+        return Points(body_x, body_y, count, int(np.count_nonzero(usable)), count)
+
+    def _placed(
+        self, x: Floats, y: Floats, z: Floats, which: NDArray[np.bool_]
+    ) -> tuple[Floats, Floats, Floats]:
+        """Those of a cloud's points, in the vehicle's axes, and their heights above where it stands."""
+        forward, left, up = (axis[which].astype(np.float64) for axis in (x, y, z))
         body_x = self._x + self._cos * forward - self._sin * left
         body_y = self._y + self._sin * forward + self._cos * left
-        return Points(body_x, body_y, count, int(np.count_nonzero(usable)), count)
+        return body_x, body_y, self._z + up
 
     def _range(self, cdr: _Cdr) -> Points:
         """What is seen is somewhere on an arc; a sensor of one fixed distance says -Inf for it."""
@@ -180,6 +203,36 @@ class SensorPoints:
         angles = self._yaw + view * np.linspace(-0.5, 0.5, _CONE_POINTS)
         distance = max(found, least)
         return Points(self._x + distance * np.cos(angles), self._y + distance * np.sin(angles), 1, 1, 1)
+
+
+def ground_profile(x: Floats, y: Floats, height_m: Floats, low_m: float) -> tuple[list[float], list[float]]:
+    """How high the ground is ahead, by what a cloud shows of it: distances and heights in m.
+
+    A vehicle that brakes dips by a degree or two, and roads rise: 20 m ahead that is more than `low_m`. From the
+    vehicle on, metre by metre, the ground is the lower part of what lies all across the way, as far as it
+    rises or falls by no more than a road does. Where it cannot be followed on, it stays at the last height. It
+    is flat where there is no such ground at all. What is narrow, or steep, is none.
+    """
+    flat = [0.0], [0.0]
+    ahead = np.flatnonzero(
+        (np.abs(y) <= _ACROSS_M) & (x > 0) & (x < _GROUND_M) & (np.abs(height_m) <= low_m + _GRADE * x)
+    )
+    if len(ahead) < _RETURNS * _RINGS:
+        return flat
+    metres = x[ahead].astype(np.int64)
+    ordered = ahead[np.argsort(metres, kind="stable")]
+    at_m, up_m = [0.0], [0.0]
+    for members in np.split(ordered, np.cumsum(np.bincount(metres))[:-1]):
+        if len(members) < _RETURNS or np.ptp(y[members]) < _ACROSS_M:
+            continue
+        quarter = len(members) // 4
+        here_m, there_m = float(x[members].mean()), float(np.partition(height_m[members], quarter)[quarter])
+        if here_m - at_m[-1] > max(_FIRST_M, _GAP * here_m):
+            break
+        if abs(there_m - up_m[-1]) <= _GRADE * (here_m - at_m[-1]) + _UNEVEN_M:
+            at_m.append(here_m)
+            up_m.append(there_m)
+    return (at_m, up_m) if len(at_m) > _RINGS else flat
 
 
 def read_bool(data: bytes) -> bool:

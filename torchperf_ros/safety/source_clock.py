@@ -53,7 +53,7 @@ class SourceClock:
     def __init__(self, *, is_ros: bool | None = None) -> None:
         """Know nothing yet.
 
-        `is_ros`: False for who asks only by how much later than the quickest messages come.
+        `is_ros`: False where only the delay beyond that of the quickest messages counts.
         """
         self.is_ros = is_ros
         self.off_s = 0.0

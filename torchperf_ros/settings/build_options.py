@@ -4,37 +4,36 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
+# Engines whose models are built ahead of time into a file, a package, and how its name ends.
 PACKAGE_SUFFIXES = {"aoti": ".pt2", "onnxruntime": ".onnx", "openvino": ".blob", "tensorrt": ".pt2"}
-"""Engines whose models are built ahead of time into a file, a package, and how its name ends."""
 
+# Engines that need a library besides torch, and the names under which pip may know it.
 DISTRIBUTIONS = {
     "onnxruntime": ("onnxruntime", "onnxruntime-gpu"),
     "openvino": ("openvino",),
     "tensorrt": ("torch-tensorrt",),
 }
-"""Engines that need a library besides torch, and the names under which pip may know it."""
 
 ENGINES = ("eager", "compile", *PACKAGE_SUFFIXES)
+# In place of an engine: the fastest of those that are installed, measured.
 AUTO = "auto"
-"""In place of an engine: the fastest of those that are installed, measured."""
 
 ENGINE_CHOICES = (AUTO, *ENGINES)
+# The engine that takes parts of a model.
 OF_PARTS = "compile"
-"""The engine that takes parts of a model."""
 
 INT8_STATIC = "int8_static"
 INT8_PRECISIONS = ("int8_weight", "int8_dynamic", INT8_STATIC)
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16", *INT8_PRECISIONS)
+# The one that runs int8_static; eager would only compute as if, and no faster.
 STATIC_ENGINE = "aoti"
-"""The one that runs int8_static; eager would only compute as if, and no faster."""
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 DYNAMIC = ("auto", "always", "never")
+# What an engine may lose against eager fp32 of the task's metric, of whose best value is 1.
+#
+# MLPerf Inference takes a quantised detector that keeps 99 % of fp32's mean average precision; this
+# is half that loss.
 MOST_LOSS: Final = 0.005
-"""What an engine may lose against eager fp32 of the task's metric, of whose best value is 1.
-
-MLPerf Inference takes a quantised detector that keeps 99 % of fp32's mean average precision; this is half
-that loss.
-"""
 _WITHOUT_GRAPHS = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"}
 
 

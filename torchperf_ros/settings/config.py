@@ -287,9 +287,6 @@ class NodeConfig:
         "", "Folder of evidence; empty: torchperf_ros in XDG_STATE_HOME or ~/.local/state."
     )
     evidence_mib: int = param(256, "Size in MiB from which the oldest evidence is removed.", 1, 1 << 20)
-    evidence_count: int = param(
-        50, "Number of incidents from which the oldest evidence is removed.", 1, 10_000
-    )
     recorder: bool = param(True, "Record in a process beside: records, black box, watch over signals.")
     record_dir: str = param(
         "",
@@ -299,8 +296,9 @@ class NodeConfig:
     record_mib: int = param(
         64, "Size in MiB of the JSON records, the oldest go first; 0: none.", 0, 1 << 20
     )
-    black_box_s: float = param(10.0, "Seconds before an incident that the black box keeps.", 0.0, 600.0)
-    black_box_after_s: float = param(5.0, "Seconds after an incident that it keeps.", 0.0, 600.0)
+    black_box_s: float = param(
+        10.0, "Seconds before an incident that the black box keeps, and half as many after it.", 0.0, 600.0
+    )
     black_box_mib: int = param(60, "MiB that it keeps at most before, and as much after.", 1, 1 << 16)
     watch: bool = param(True, "Have the recorder judge signals of node, inputs, outputs and machine.")
     start_timeout_s: float = param(
@@ -426,6 +424,13 @@ _OF_ADAPTER: Final = {"model", "class", "module", "plugin", "weights"}
 _NEAR_MISS = 0.85  # the same of a parameter's; `device_id`, which is no misspelt `device`, is at 0.8
 
 
+_GONE: Final = {
+    "evidence_count": "the 50 newest incidents are kept, within evidence_mib",
+    "black_box_after_s": "the black box keeps half of black_box_s after an incident",
+}
+"""Parameters of earlier versions, and why there is none any more."""
+
+
 def refuse_unknown(values: Mapping[str, Any], stages: Sequence[str]) -> dict[str, str]:
     """See that there is a parameter of every name; a stage that does not run may have some, too.
 
@@ -452,6 +457,7 @@ def refuse_unknown(values: Mapping[str, Any], stages: Sequence[str]) -> dict[str
         require(
             not moved, f"{name}: is vehicle.{word} now, which guard and emergency lane share; set that one"
         )
+        require(name not in _GONE, f"{name}: is gone, as {_GONE.get(name)}; remove it")
         gone = rest == "worker" and stage not in groups
         require(not gone, f"{name}: is gone, as each worker is a process of its own; remove it")
         if is_of_scene(stage, rest, values.get(f"{stage}.scenes")):

@@ -10,12 +10,12 @@ from typing import Any, TypeAlias
 from torchperf_ros.api.errors import AdapterError, ConfigError
 
 Shape: TypeAlias = tuple[int, ...]
+# One shape per input of a model.
 Shapes: TypeAlias = tuple[Shape, ...]
-"""One shape per input of a model."""
 
 POLICIES = ("exact", "bucket", "dynamic")
+# Of a tier: each is compiled and warmed up before the first frame, and may keep a buffer.
 MOST_SHAPES = 256
-"""Of a tier: each is compiled and warmed up before the first frame, and may keep a buffer."""
 
 _SHAPE = re.compile(r"[1-9][0-9]*(x[1-9][0-9]*)*")
 
@@ -80,8 +80,8 @@ def format_shapes(shapes: Sequence[Sequence[int]]) -> str:
     return " ".join("x".join(str(size) for size in shape) or "scalar" for shape in shapes)
 
 
+# An input's index and one of its dimensions.
 Place = tuple[int, int]
-"""An input's index and one of its dimensions."""
 
 
 @dataclass(frozen=True)

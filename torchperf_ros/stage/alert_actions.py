@@ -265,7 +265,7 @@ def _late_ns(line: _Line) -> float:
 
 
 def _is_below(began_with: tuple[str, float] | None, signal: str, value: float | None) -> bool:
-    """Whether a value is of another signal than the rule began with, or below what was usual for that one then."""
+    """Whether a value is of another signal than the rule began with, or below what was usual then."""
     if began_with is None or value is None:
         return False
     return signal != began_with[0] or value < began_with[1]

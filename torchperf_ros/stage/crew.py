@@ -1,12 +1,12 @@
 """The workers of one version of a stage's model: which is idle, what each runs, what comes of it."""
 
 import math
-from collections.abc import Sequence
 
 from torchperf_ros.api.clock import NS_PER_MS
 from torchperf_ros.api.outcome import Fallback, Outcome
+from torchperf_ros.settings.config import StageConfig
 from torchperf_ros.stage.frame import StepTimes
-from torchperf_ros.stage.ladder import TierLadder
+from torchperf_ros.stage.ladder import TierClock, TierLadder
 from torchperf_ros.stage.practice import DISOWNED, Job, Practice, Purpose
 from torchperf_ros.stage.turn import RunResult, Turn, Verdict
 from torchperf_ros.stage.waiter import StageWaiter
@@ -32,9 +32,11 @@ class Crew:
         unseen: observations that did not reach a worker, as its queue was full; the stage takes the count.
     """
 
-    def __init__(self, pool: WorkerPool, ladders: Sequence[TierLadder], waiter: StageWaiter) -> None:
-        self.pool, self.ladders = pool, ladders
-        self.ladder = ladders[0]
+    def __init__(self, pool: WorkerPool, config: StageConfig, waiter: StageWaiter) -> None:
+        self.pool = pool
+        clocks = [TierClock() for _ in config.tiers]
+        self.ladders = [TierLadder(scene.tiers, clocks) for scene in config.scenes]
+        self.ladder = self.ladders[0]
         self.practice = Practice()
         self.unseen = 0
         self._waiter = waiter
@@ -90,7 +92,7 @@ class Crew:
         return False
 
     def wants_backup(self, turn: Turn, now_ns: int) -> bool:
-        """Whether another worker is to run the frame as well: the runner failed, or is nearly out of time."""
+        """Whether another worker is to run the frame too: the runner failed, or is nearly out of time."""
         is_configured = Fallback.BACKUP in self.pool.config.fallback
         return is_configured and turn.wants_backup(now_ns, hedges=self.practice.hedge_rule.allowed)
 

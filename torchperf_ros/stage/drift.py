@@ -5,12 +5,15 @@ Seen before the first deadline is missed, from the stage's own times.
 
 from collections import Counter, deque
 from itertools import islice
-from statistics import linear_regression, median, pstdev
+from statistics import median
 from typing import NamedTuple
+
+import numpy as np
 
 from torchperf_ros.api.alert import Alert, Level
 from torchperf_ros.api.clock import NS_PER_S
 from torchperf_ros.stage.frame import Answer
+from torchperf_ros.stage.trend import theil_sen_slope
 from torchperf_ros.stage.turn import Turn
 
 _AHEAD_S = 4.0  # how far the trend is drawn out: an action takes a second, and the next look another
@@ -92,8 +95,8 @@ class DriftWatch:
     def _slope(self, span: int) -> float:
         """In ms a second over the last points; 0 where they do not grow for certain."""
         points = list(islice(self._points, len(self._points) - span, None))
-        times_s, medians_ms = [point.time_s for point in points], [point.median_ms for point in points]
-        slope, start = linear_regression(times_s, medians_ms)
+        times_s, medians_ms = np.array([(point.time_s, point.median_ms) for point in points]).T
+        slope = theil_sen_slope(times_s, medians_ms)
         growth = slope * (times_s[-1] - times_s[0])
-        left_over = pstdev(ms - start - slope * at for at, ms in zip(times_s, medians_ms, strict=True))
+        left_over = np.std(medians_ms - slope * times_s)
         return slope if growth >= max(_LEAST_GROWTH * medians_ms[0], _SURE * left_over) else 0.0

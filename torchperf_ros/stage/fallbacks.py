@@ -104,7 +104,7 @@ class FallbackOutputs:
                 self._stop, self._stop_of = GoingStop.begun(stop, answer_ns, stamped_ns), good.frame
 
     def choose(self, config: StageConfig, answer_ns: int, *, backup: bool = False) -> Fallback:
-        """The first configured fallback that is available for an answer at `answer_ns`, which it is then given.
+        """Choose the first configured fallback that is available for an answer at `answer_ns`.
 
         `backup`: whether the backup has a result of this frame.
         """
@@ -167,7 +167,7 @@ class FallbackOutputs:
 
 
 def times_of(frame: Frame, now_ns: int, ros_now_ns: int) -> tuple[int, int]:
-    """What a path that was computed from a frame is stamped with now, and by how much the ROS clock has stepped since.
+    """The stamp that a path of a frame gets now, and by how much the ROS clock has stepped since.
 
     In the time of the path's own stamps, now is the first less the second. That follows from the frame's
     stamp, its age at receipt and the monotonic time since, so a step of the ROS clock moves no vehicle along a

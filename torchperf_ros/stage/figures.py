@@ -351,7 +351,7 @@ class _Latencies:
 
 
 class LatencyFigures:
-    """Takes the raw numbers that a stage leaves behind and keeps what is computed from them, in bounded memory.
+    """Takes the raw numbers that a stage leaves behind, and computes figures from them in bounded memory.
 
     Frames feel nothing of it: they append a row. The lock is between readers (the report, a scrape) only.
     """

@@ -1,4 +1,4 @@
-"""A frame: one trigger message on its way through a stage, and what is known of it when it has been answered."""
+"""A frame: one trigger message on its way through a stage, and its answer."""
 
 import math
 from dataclasses import dataclass, field

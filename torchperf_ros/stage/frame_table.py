@@ -17,22 +17,31 @@ WIRE: Final = (
     ("outcome", _WHOLE), ("fallback", _WHOLE), ("check", _WHOLE), ("scene", _WHOLE), ("missing_inputs", _WHOLE),
     ("deadline_ms", _REAL), ("lateness_ms", _REAL), ("stale", _WHOLE),
 )  # fmt: skip
-"""The values of an answered frame, in every place that has them.
-
-As `/perf/latency_stages` has it after `stage`.
-
-`deadline_ms`: from receipt to the deadline, which is `budget_ms` less the part of it that had passed by then.
-`lateness_ms`: the answer was out that long after the deadline (positive) or before it; it is computed
-once. `missing_inputs`: bit n is the adapter's input n. `stale`: 1 if the deadline had passed at the
-frame's turn.
-"""
+"""The columns of an answered frame, in the order in which `/perf/latency_stages` has them after `stage`."""
 KEPT: Final = (*WIRE, ("t_ns", _WHOLE), ("stamp_ns", _WHOLE), ("answer_ms", _REAL))
 """The same with the ROS time of the answer, the trigger's stamp, and the end-to-end latency of the last stage."""
+MEANINGS: Final = {
+    "age_ms": "stamp to receipt",
+    "wait_ms": "in the mailbox, and for synchronised inputs",
+    "total_ms": "receipt to publish",
+    "tier": "null: none was started",
+    "check": "the guard's verdict; null: the stage has no guard",
+    "scene": "place in the parameter scenes from 1 on, 0 is default",
+    "missing_inputs": "synchronised inputs without a message that fits the frame: bit n is the adapter's input n",
+    "deadline_ms": "from receipt to the deadline: the budget less what of it had passed by then",
+    "lateness_ms": "after (positive) or before the deadline; no reader computes it again",
+    "stale": "whether the deadline had passed when its turn came",
+    "stamp_ns": "header.stamp of the trigger, 0 if it has none",
+    "answer_ms": "end to end, of the last stage's frames",
+}
+"""Of the columns whose name does not say it all."""
 FRAME: Final = np.dtype([*KEPT, ("output_hash", "u8")])
 """A frame's row in a table: indexes -1 and times NaN where unknown or not needed.
 
 `output_hash`: of the published bytes, 0 where nothing was published.
 """
+NULLABLE: Final = frozenset({"tier", "fallback", "check"})
+"""Indexes that a frame may not have: -1 in a row, NaN in `/perf/latency_stages`."""
 _NONE: Final = -1
 _INPUTS: Final = 2**63 - 1
 _ROWS_AT_ONCE: Final = 4096

@@ -28,7 +28,7 @@ def too_many_superseded(received: int, superseded: int) -> bool:
 
 
 class Flow(NamedTuple):
-    """How many frames came to a stage, were superseded and ended, and how long it was at work on them, until a time."""
+    """Frames that came to a stage, were superseded and ended, and its time for them, until a time."""
 
     at_ns: int
     received: int

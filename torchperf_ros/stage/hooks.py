@@ -1,4 +1,4 @@
-"""What a stage is given: ports for its answers, its clock and processes, checks, observers, a second version."""
+"""What a stage is given: ports, its clock and processes, checks, observers, a second version."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,10 +19,10 @@ Instead = tuple[Fallback, bytes | None]
 """What the emergency lane published in place of a stage's output: `stop` with its bytes, or `none`."""
 
 Check = Callable[[Output, int], Output]
-"""Looks at every output before it is published, at a monotonic time, and returns what is to be published."""
+"""Looks at every output, at a monotonic time, and returns the one that is to be published."""
 
 Observer = Callable[[Turn, Answer], Alert | None]
-"""Follows every answer when it is out; returns an alert if there is one. On the stage's thread, without its lock."""
+"""Follows every answer that is out, and returns an alert if there is one; without the stage's lock."""
 
 
 @dataclass
@@ -109,7 +109,7 @@ class SecondVersion(Protocol):
         """Its workers."""
 
     def before_turn(self, now_ns: int) -> None:
-        """No frame is in flight, and one may begin; this is when `Stage.serve` may exchange the versions."""
+        """No frame is in flight, and one may begin: `Stage.serve` may exchange the versions now."""
 
     def begun(self) -> None:
         """The stage has a frame: leave it the processor."""

@@ -112,8 +112,8 @@ class TierLadder:
     in the stage, `level` and `left_out` count the ladder's own.
 
     Steps down at once when the current tier's prediction no longer fits a fresh frame's budget. A tier
-    above is run now and then outside any frame's answer, see `probe`, also where its prediction does not fit: a
-    prediction without own runs is a guess. `PROBES` such runs in a row that fit take the level up to it;
+    above is run now and then outside any frame's answer, see `probe`, also where its prediction does not fit:
+    a prediction without own runs is a guess. `PROBES` such runs in a row that fit take the level up to it;
     one that does not fit, or a stay on the level that does not last, doubles the time until it is tried
     again, from 0.5 to 8 s.
 

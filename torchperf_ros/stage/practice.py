@@ -131,17 +131,17 @@ class Practice:
 class HedgeRule:
     """Learns whose fault it is when a frame is late: the worker's or the frame's.
 
-    A standby that is given the overdue frame (a hedge) saves that frame if the runner was at fault, for example a pause
-    of garbage collection. If the frame is at fault, for example a scene with too many boxes, the standby is
-    late as well, and the frames after it have no worker. So the standby is kept for the next frame until there
-    is proof: a late frame that its runner came through is run once more by a spare worker, for no answer (a
-    retrial). It was the worker's fault if that is quick. Three such proofs allow hedges. A hedge or a
-    retrial that is late as well suspends them, and doubles the proofs that it takes, up to 96, and the late
-    frames that go by before the next retrial.
+    A standby that is given the overdue frame (a hedge) saves that frame if the runner was at fault, for
+    example by a pause of garbage collection. If the frame is at fault, for example a scene with too many
+    boxes, the standby is late as well, and the frames after it have no worker. So the standby is kept for
+    the next frame until there is proof: a late frame that its runner came through is run once more by a
+    spare worker, for no answer (a retrial). It was the worker's fault if that is quick. Three such proofs
+    allow hedges. A hedge or a retrial that is late as well suspends them, and doubles the proofs that it
+    takes, up to 96, and the late frames that go by before the next retrial.
 
     Attributes:
-        retrials, slow_retrials, hedges, lost_hedges: counters; slow: as late as the first run, lost: runner and standby
-            were late on the same frame.
+        retrials, slow_retrials, hedges, lost_hedges: counters; slow: as late as the first run, lost: runner
+            and standby were late on the same frame.
     """
 
     def __init__(self) -> None:

@@ -196,7 +196,7 @@ class SceneChooser:
         return sorted({tier for number in self.to_load() for tier in self.config.scenes[number].tiers})
 
     def load_wanted(self, pool: WorkerPool) -> str:
-        """Have the pool load the tiers of the wanted scene, by replacing workers; frames run `default` meanwhile.
+        """Have the pool load the tiers of the wanted scene; frames run `default` meanwhile.
 
         Returns what to report; "" where that was reported before, or where nothing begins now.
         """

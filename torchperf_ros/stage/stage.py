@@ -1,4 +1,4 @@
-"""A frame's way through a stage: receive, hand over, wait until the deadline, choose, check, publish, record.
+"""A frame's way through a stage: receive, hand over, wait, choose, check, publish, record.
 
 Two threads meet here, under one lock that is never held while anything is published: the thread that
 received a frame hands it to an idle worker itself (waking another thread first would cost more than the
@@ -20,7 +20,7 @@ from torchperf_ros.api.cdr import header_stamp_ns
 from torchperf_ros.api.clock import NS_PER_MS, NS_PER_S
 from torchperf_ros.api.errors import BadInput, ConfigError, ProtocolError
 from torchperf_ros.api.outcome import IN_TIME, Fallback, Outcome
-from torchperf_ros.safety.guard import Guard, Known
+from torchperf_ros.safety.guard import Guard
 from torchperf_ros.safety.stop_output import PATH, can_stop, warm_up_stop
 from torchperf_ros.settings.config import BASE, StageConfig
 from torchperf_ros.stage.alert_rules import change_alert
@@ -38,7 +38,7 @@ from torchperf_ros.stage.hooks import (
     StagePorts,
 )
 from torchperf_ros.stage.inputs import Inputs
-from torchperf_ros.stage.ladder import TierClock, TierLadder
+from torchperf_ros.stage.ladder import TierLadder
 from torchperf_ros.stage.limits import TierLimits
 from torchperf_ros.stage.practice import HedgeRule, Purpose
 from torchperf_ros.stage.right_of_way import NEVER_NS, Arrivals, RightOfWay
@@ -107,10 +107,10 @@ class Stage:
         self.shadow: SecondVersion | None = None
         setup = {**setup, "loaded": self.scenes.tiers_to_load()}
         pool = machinery.pool(config, setup, self, ports.log)
-        self.model = self.version_on(pool, BASE, config, {}, setup)
+        self.model = ModelVersion(BASE, config, {}, setup, pool, Crew(pool, config, self.waiter))
         self.guard: StageGuard | None = None
         self.checks: list[Check] = []
-        self.observers: list[Observer] = [self._count, self._report]
+        self.observers: list[Observer] = [self._record]
         if self.limits.drift is not None:
             self.observers.append(self.limits.drift.answered)
         if config.guard is not None:
@@ -405,7 +405,7 @@ class Stage:
         return answer
 
     def _best(self, turn: Turn, verdict: Verdict, now_ns: int) -> Output:
-        """The frame's own result, else the backup's, else the first configured fallback that is available."""
+        """The frame's own result, else the backup's, else the first fallback that is available."""
         outcome, reason = verdict
         if turn.result is not None:
             return Output(turn.result.payload, turn.frame, turn.result, None, outcome, reason)
@@ -424,19 +424,18 @@ class Stage:
         return self.fallbacks.stop(self.config, now_ns, self.ros_now())
 
     def _source_of(self, output: Output, frame: Frame) -> Frame:
-        """The frame for the stage behind: with the stamp of the one that a held output was computed from."""
+        """The frame for the next stage: with the stamp of the one that a held output comes from."""
         if output.result is not None:
             return frame
         held = self.fallbacks.frame
         return replace(frame, stamp_ns=0 if held is None else held.stamp_ns)
 
-    def _count(self, turn: Turn, answer: Answer) -> Alert | None:
-        return self.statistics.answered(answer)
-
-    def _report(self, turn: Turn, answer: Answer) -> None:
+    def _record(self, turn: Turn, answer: Answer) -> Alert | None:
+        alert = self.statistics.answered(answer)
         self.ports.answered(answer)
         if answer.outcome is Outcome.ERROR:
             self.pool.last_error = answer.reason
+        return alert
 
     def _next(self, answered: Turn, answer: Answer) -> None:
         """Begin the waiting frame if there is one; else there may be time to practise."""
@@ -582,7 +581,7 @@ class Stage:
         self._thread.start()
 
     def warm_up(self) -> None:
-        """Have memory for the first frame and code for a stop at hand, and the stage's thread awake once."""
+        """Have memory for the first frame and code for a stop ready, and wake the stage's thread once."""
         warm_up_stop(self.output_type)
         self.pool.ring.make_ready(self.config.max_frame_bytes)
         with self.lock:
@@ -662,7 +661,7 @@ class Stage:
     @property
     def ladders(self) -> list[TierLadder]:
         """Its tiers, a ladder for each scene."""
-        return list(self.model.crew.ladders)
+        return self.model.crew.ladders
 
     @property
     def ladder(self) -> TierLadder:
@@ -707,19 +706,6 @@ class Stage:
 
     # -- a second version
 
-    def version_on(
-        self,
-        pool: WorkerPool,
-        name: str,
-        config: StageConfig,
-        changes: Mapping[str, Any],
-        setup: Mapping[str, Any],
-    ) -> ModelVersion:
-        """A version of this stage's model that runs on these workers; see `ModelVersion`."""
-        clocks = [TierClock() for _ in config.tiers]
-        ladders = [TierLadder(scene.tiers, clocks) for scene in config.scenes]
-        return ModelVersion(name, config, changes, setup, pool, Crew(pool, ladders, self.waiter))
-
     def serve(self, model: ModelVersion) -> ModelVersion:
         """Have another version answer from the next frame on; returns the one that did.
 
@@ -741,10 +727,6 @@ class Stage:
         self._alerts.append(alert)
         self.waiter.wake()
 
-    def guard_knows(self, frame: Frame, now_ns: int) -> Known | None:
-        """What the guard would judge a plan by that was computed from this frame; None without a guard."""
-        return None if self.guard is None else self.guard.known(frame, now_ns, self.ros_now())
-
     # -- stages of other priorities
 
     def give_way(self, right_of_way: RightOfWay) -> None:
@@ -752,7 +734,7 @@ class Stage:
         self.right_of_way = right_of_way
 
     def look_again(self, answer: Answer | None = None) -> None:
-        """A stage that this one gives way to has answered, with this. On that one's thread, takes no lock."""
+        """A stage of higher priority has answered. On that one's thread, takes no lock."""
         way, outcome = self.right_of_way, None if answer is None else answer.outcome
         if answer is not None and way is not None and outcome not in _SAY_NOTHING:
             beside_a_run = self.model.crew.runs or way.ended_ns >= answer.frame.received_ns
@@ -771,7 +753,7 @@ class Stage:
         return now_ns if self.turn is not None else self._arrivals.expected_ns(now_ns)
 
     def _blocked(self, now_ns: int) -> tuple[int, str] | None:
-        """When to look again, and why nothing may begin now, for a stage of higher priority; None: it may."""
+        """When to look again, and why nothing may begin beside a stage of higher priority; None: it may."""
         way, ladder = self.right_of_way, self.ladder
         return None if way is None else way.blocks(now_ns, ladder.predicted_ms(ladder.last))
 
@@ -788,7 +770,8 @@ class Stage:
         While it is short, nothing is compiled either.
         """
         self.limits.sample_memory(self.ladders, used_share, share, suspect)
-        for pool in (self.pool,) if self.shadow is None else (self.pool, self.shadow.pool):
+        shadow = self.shadow
+        for pool in (self.pool,) if shadow is None else (self.pool, shadow.pool):
             pool.rolling_update.may_compile = not self.memory.tight
 
     def act(self, now_ns: int) -> None:
@@ -799,8 +782,7 @@ class Stage:
     def tell(self, alert: Alert) -> None:
         """Have the stage's thread publish an alert; takes the lock."""
         with self.lock:
-            self._alerts.append(alert)
-            self.waiter.wake()
+            self.add_alert(alert)
 
     # -- the pool's thread: workers come and go
 

@@ -11,11 +11,6 @@ from torchperf_ros.workers.worker_process import WorkerProcess
 _PREPARE_NS = 4 * NS_PER_MS
 _HEDGE_MARGIN_NS = NS_PER_MS
 
-_INSTEAD = {Fallback.BACKUP: "the standby's", Fallback.HOLD_LAST: "the last one", Fallback.STOP: "a stop"}
-
-PUBLISHED_ON_TIME = " was published on time: "
-"""In the reason of a frame whose own result was too slow; behind it stands why."""
-
 Verdict = tuple[Outcome, str]
 """It is time to answer the current frame, with this outcome and for this reason."""
 
@@ -58,6 +53,9 @@ class Output:
 @dataclass(slots=True)
 class Turn:
     """The frame that the stage is answering now.
+
+    It waits (no `runner`), for inputs, an idle worker or a stage of higher priority. It runs (`runner`, maybe
+    `backup`). It is decided by a result, or by a failure that no backup can mend. It is `answered`.
 
     Attributes:
         offset, length: its record in the ring; length 0: there is none, the frame cannot be run.
@@ -153,7 +151,8 @@ class Turn:
     def answer(self, output: Output, published_ns: int, withheld: str = "") -> Answer:
         """The record of how the frame was answered.
 
-        Its own result that was out after the deadline makes it `late` all the same.
+        Its own result that was out after the deadline makes it `late` all the same. `reason` says why there
+        was no result in time; what was published instead is `fallback`, and when `lateness_ms`.
 
         Args:
             output: what was published.
@@ -166,8 +165,6 @@ class Turn:
         if outcome in IN_TIME and lateness_ms > 0:
             outcome = Outcome.LATE
             reason = f"its own result was out {lateness_ms:.2f} ms after the deadline"
-        elif outcome is Outcome.LATE and lateness_ms <= 0 and self.runner and output.fallback in _INSTEAD:
-            reason = f"own result too slow, {_INSTEAD[output.fallback]}{PUBLISHED_ON_TIME}{reason}"
         if withheld:
             reason = f"{withheld}; {reason}" if reason else withheld
         self.checked = checked

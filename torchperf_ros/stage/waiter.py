@@ -1,4 +1,4 @@
-"""What a stage's thread waits for, its workers and a timer that any thread can set, and how exactly that ends."""
+"""What a stage's thread waits for: its workers, and a timer that any thread can set; the publish margin."""
 
 import contextlib
 import ctypes

@@ -353,7 +353,7 @@ def evidence(
     """
     from torchperf_ros.workers.incident_folder import folder_size_bytes, open_incidents
 
-    shown, incidents = shell.console(), open_incidents(evidence_dir, 1, 1)
+    shown, incidents = shell.console(), open_incidents(evidence_dir, 1)
     try:
         if clear:
             count, size_bytes = incidents.clear()

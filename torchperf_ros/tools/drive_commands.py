@@ -81,7 +81,7 @@ def record(name: NodeName = "/perf", timeout_s: _Timeout = 15.0) -> None:
     """Have a running node write the last seconds and the next to disk.
 
     The folder that it prints is complete when `torchperf report` can read it:
-    after `black_box_after_s` seconds.
+    after half of `black_box_s` seconds.
 
     Example: torchperf record --node /robot1/perf
 
@@ -186,9 +186,10 @@ def doctor(
     check_outputs({"--json": json_file}, [log] if log else [])
     with console(stderr=True).status("loading"):
         from torchperf_ros.observe.doctor.doctor import as_json, examine_log, examine_node, show
+        from torchperf_ros.replay.run_reading import read_runs
     with progress_bars() as bars:
         if log is not None:
-            found = examine_log(log, name, follow(bars, f"reading {log.name}"))
+            found = examine_log(log, read_runs(log, follow(bars, f"reading {log.name}"), name))
         else:
             name = name or "/perf"
             found = [

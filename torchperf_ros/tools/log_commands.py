@@ -167,12 +167,12 @@ def report(
         bool, Option("--schema", help="Print the JSON schema of a node's records, and stop.")
     ] = False,
 ) -> None:
-    """How the models did, as one page to open, keep and send: it needs no network.
+    """Show how the models did, on one page to open, keep and send: it needs no network.
 
     Latency against its budget, tiers and health over time; where the time goes;
     memory and its trend; anomalies; the worst frames with the images they were
-    computed from, if the log has them. What a log does not hold is said, not
-    guessed. Several logs are put side by side. Record one with:
+    computed from, if the log has them. The page lists what a log lacks. Several
+    logs are put side by side. Record one with:
 
         ros2 bag record -e '/perf/.*|/diagnostics|/camera/image_raw'
 
@@ -181,7 +181,7 @@ def report(
     Exit status: 0, or 2 for a log that cannot be used.
     """
     if schema:
-        from torchperf_ros.observe.recorder.record_log import schema as record_schema
+        from torchperf_ros.observe.recorder.record_schema import schema as record_schema
 
         typer.echo(record_schema(), nl=False)
         return
@@ -191,7 +191,8 @@ def report(
     shell.need("plotly", "jinja2")
     shell.need(*(["rclpy"] if live else []))
     from torchperf_ros.observe.runs.report.report_page import write_report
-    from torchperf_ros.observe.runs.run_log_source import read_runs
+    from torchperf_ros.replay.input_pictures import input_pictures
+    from torchperf_ros.replay.run_reading import read_runs
 
     with shell.progress_bars() as bars:
         runs = [
@@ -205,7 +206,9 @@ def report(
             name = node or "/perf"
             runs.append(listen_for(name, live, shell.follow(bars, f"listening to {name}", per_s=1e3)))
         drawing = bars.add_task("drawing", total=None, at="")
-        size_bytes = write_report(runs, output, lambda text: bars.update(drawing, description=text))
+        size_bytes = write_report(
+            runs, output, lambda text: bars.update(drawing, description=text), input_pictures
+        )
     _wrote(output, size_bytes)
 
 

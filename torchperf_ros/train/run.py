@@ -277,7 +277,7 @@ def _page(figures: Mapping[str, Any]) -> str:
     import plotly.graph_objects as go
 
     from torchperf_ros.observe.runs.report import report_pictures as draw
-    from torchperf_ros.observe.runs.report.page import Page
+    from torchperf_ros.observe.runs.report.page import Page, number_cell, table
 
     page = Page()
     for name, own in figures.items():
@@ -293,13 +293,12 @@ def _page(figures: Mapping[str, Any]) -> str:
         rows = [
             [
                 tier,
-                *({"text": f"{value:.3f}", "css": "n"} for value in one["score"].values()),
-                {"text": f"{one['seconds']:,.0f}", "css": "n"},
+                *(number_cell(f"{value:.3f}") for value in one["score"].values()),
+                number_cell(f"{one['seconds']:,.0f}"),
             ]
             for tier, one in own["tiers"].items()
         ]
-        head = [("tier", ""), *((text, "n") for text in (*columns, "seconds"))]
-        page.section(name, [page.plots(*pictures), {"kind": "table", "head": head, "rows": rows}])
+        page.section(name, [page.plots(*pictures), table(("tier", *columns, "seconds"), rows)])
     return page.render(
         "Training", "Scores are of examples that were not trained with.", f"torchperf {__version__}"
     )

@@ -23,6 +23,7 @@ _PART = ".part-"
 _ABANDONED_S = 86_400.0
 _WRITTEN_WITHIN_S = 60.0
 _LONGEST_NAME = 60
+_MOST_INCIDENTS = 50  # beside the limit in MiB: a list that a person can look through
 _NAME = re.compile(r"\d{8}T\d{6}\.\d{3}Z_.+")
 
 
@@ -165,12 +166,12 @@ class IncidentFolder:
         return removed, size_bytes
 
 
-def open_incidents(evidence_dir: str, evidence_count: int, evidence_mib: int) -> IncidentFolder:
+def open_incidents(evidence_dir: str, evidence_mib: int) -> IncidentFolder:
     """The folder that the parameters of this name describe."""
     root = (
         Path(evidence_dir).expanduser() if evidence_dir else user_folder("XDG_STATE_HOME", ".local/state")
     )
-    return IncidentFolder(root, evidence_count, evidence_mib)
+    return IncidentFolder(root, _MOST_INCIDENTS, evidence_mib)
 
 
 def _as_name(what: str) -> str:

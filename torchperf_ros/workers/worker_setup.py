@@ -56,7 +56,6 @@ def worker_setup(stage: StageConfig, node: NodeConfig) -> dict[str, Any]:
         "black_box_mib": node.black_box_mib if node.recorder else 0,
         "evidence": {
             "evidence_dir": node.evidence_dir,
-            "evidence_count": node.evidence_count,
             "evidence_mib": node.evidence_mib,
         },
     }

@@ -161,7 +161,7 @@ def _write(one: Drive, driven: Driven, folder: Path) -> list[str]:
         **driven.row(),
     }
     (folder / "drive.json").write_text(json.dumps(row, indent=1) + "\n", encoding="utf-8")
-    own = one if one.arm in OWN_ARMS else replace(one, arm="full")  # who is tested
+    own = one if one.arm in OWN_ARMS else replace(one, arm="full")  # the arm that is tested
     parameters: dict[str, Any] = {}
     for key, value in parameters_of(own).items():
         *stage, name = key.split(".", 1)

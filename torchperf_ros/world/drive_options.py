@@ -23,7 +23,7 @@ def drive(  # noqa: PLR0913, PLR0917 - the options of the command
         Path | None,
         Option(
             metavar="FILE",
-            help="What the models take: records or a log of yours, or a table, as replay --times has it.",
+            help="What the models take, one file: records or a log of yours, or a table, see above.",
         ),
     ] = None,
     restart_ms: Annotated[
@@ -76,6 +76,7 @@ def drive(  # noqa: PLR0913, PLR0917 - the options of the command
         torchperf drive --scenario ccrb --seed 3 --no-tui -o drives/ccrb-3
         torchperf drive --scenario overtake --faults hasty
         torchperf drive --times records.jsonl --faults sigkill=2 --restart-ms 900
+        torchperf drive --arm naive --times mine.yaml --faults hang=0.5,sigkill=2 --naive-restart-s 5
 
     Exit status: 0 if nothing was hit, 1 if the vehicle is to blame for a collision, 2 for input that cannot
     be used.
@@ -90,12 +91,16 @@ def drive(  # noqa: PLR0913, PLR0917 - the options of the command
         )
     with console(stderr=True).status("loading"):
         from torchperf_ros.world.drive_command import list_choices, run_drive
-        from torchperf_ros.world.loop import NAIVE_RESTART_S, Drive
+        from torchperf_ros.world.loop import ARMS, NAIVE_ARMS, NAIVE_RESTART_S, OWN_ARMS, Drive
         from torchperf_ros.world.scenarios import draw_scenario
     shown = console()
     if show_list:
         list_choices(shown)
         return
+    restarts = {"--restart-ms": (restart_ms, OWN_ARMS), "--naive-restart-s": (naive_restart_s, NAIVE_ARMS)}
+    for option, (value, arms) in restarts.items():
+        if value is not None and arm in ARMS and arm not in arms:
+            fail(f"{option}: has no effect on the arm {arm}; it counts for {', '.join(arms)}")
     tui = shown.is_terminal and not no_tui
     one = Drive(
         draw_scenario(scenario, seed),

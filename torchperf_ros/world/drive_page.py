@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from torchperf_ros.observe.runs.report.page import Block, Page
+from torchperf_ros.observe.runs.report.page import Block, Page, number_cell, table
 from torchperf_ros.world.loop import ARMS, Drive, Driven
 from torchperf_ros.world.scenarios import describe
 from torchperf_ros.world.vehicles import LENGTH_M, REAR_M, WIDTH_M
@@ -182,8 +182,7 @@ def _line(at_s: list[float], values: list[Any], unit: str, colour: str) -> Any: 
 
 
 def _table(values: dict[str, Any]) -> Block:
-    rows = [[name, {"text": f"{value:g}", "css": "n"}] for name, value in values.items()]
-    return {"kind": "table", "head": [("", ""), ("", "n")], "rows": rows}
+    return table(("", ""), [[name, number_cell(f"{value:g}")] for name, value in values.items()])
 
 
 def _title(one: Drive, driven: Driven) -> str:

@@ -1,6 +1,6 @@
 """Drawn sequences of what can happen to an emergency lane.
 
-The world's vehicle follows whatever is published.
+The world's vehicle follows every path that is published.
 
 A sequence is 15 s of driving. Obstacles appear, odometry is late, silent or jumps, the scanner falls
 silent, the button is pressed, the node is deactivated, hangs or dies, the lane's process is replaced, the
@@ -78,7 +78,7 @@ OPTIONS: Final = emergency_options(
 )
 
 
-class Event(NamedTuple):
+class LaneEvent(NamedTuple):
     """What happens, from when to when in s, and a number of its own: metres, seconds, or a share."""
 
     at_s: float
@@ -87,7 +87,7 @@ class Event(NamedTuple):
     value: float
 
 
-def draw_events(seed: int) -> list[Event]:
+def draw_events(seed: int) -> list[LaneEvent]:
     """What happens in a sequence, in order; something that latches the lane is always among it."""
     draw = random.Random(f"lane {seed}")
     kinds = [draw.choice(_LATCHING), "clear", *draw.choices(EVENTS, k=draw.randint(2, 7))]
@@ -95,7 +95,7 @@ def draw_events(seed: int) -> list[Event]:
     for number, kind in enumerate(kinds):
         at_s = draw.uniform(1.0, 4.0) if not number else draw.uniform(1.0, SEQUENCE_S - 1.0)
         lasts_s = draw.uniform(0.1, 1.0) * _MOST_S.get(kind, _LONGEST_S)
-        events.append(Event(at_s, kind, at_s + lasts_s, _value(draw, kind)))
+        events.append(LaneEvent(at_s, kind, at_s + lasts_s, _value(draw, kind)))
     return sorted(events)
 
 
@@ -182,7 +182,7 @@ class Judge:
             self._end: tuple[float, float, float, float] | None = None
 
     def published(self, stop: bytes, vehicle: Vehicle, known_ms: float, ros_ns: int) -> None:
-        """A stop path; `known_ms`: what odometry said of the speed, which may be off; `ros_ns`: now."""
+        """A stop path; `known_ms`: the speed by odometry, which may be off; `ros_ns`: now."""
         if stop == self._last:
             return
         self._last = stop
@@ -238,7 +238,7 @@ class _Sequence:
         self.lane: LaneOnClock | None = LaneOnClock(OPTIONS)
         self.lane.rules.activate(self.now_ns)
         self.latch: Latch | None = None  # as the node knows it
-        self.going_on: dict[str, Event] = {}
+        self.going_on: dict[str, LaneEvent] = {}
         self.pressed: bool | None = None  # None: never
         self.spoken_ns = dict.fromkeys(("odom", "scan"), self.now_ns)
         self.on_the_way: list[tuple[int, str, bytes]] = []
@@ -249,7 +249,7 @@ class _Sequence:
     def ros_ns(self) -> int:
         return self.now_ns + self.offset_ns
 
-    def run(self, events: list[Event]) -> Held:
+    def run(self, events: list[LaneEvent]) -> Held:
         waiting = events[:]
         self.held.kinds = [event.kind for event in events]
         for step in range(round(SEQUENCE_S / DT_S)):
@@ -274,7 +274,7 @@ class _Sequence:
 
     # -- what happens
 
-    def _begin(self, event: Event) -> None:
+    def _begin(self, event: LaneEvent) -> None:
         vehicle = self.vehicle
         if event.kind == "obstacle":
             ahead = event.value + 4.0
@@ -299,7 +299,7 @@ class _Sequence:
             if self.lane is not None:
                 self.lane.left_alone(self.now_ns)
 
-    def _end(self, event: Event) -> None:
+    def _end(self, event: LaneEvent) -> None:
         if event.kind == "obstacle":
             self.obstacles = np.empty((0, 7))
         elif event.kind == "button":
@@ -415,7 +415,7 @@ class _Sequence:
         self.vehicle.take(stop, _START_NS)
 
     def _plan(self) -> None:
-        """Go on at the wanted speed, whatever is ahead."""
+        """Go on at the wanted speed, without a look ahead."""
         vehicle = self.vehicle
         gained = np.minimum(vehicle.speed + _ACCELERATION * _PLAN_S, max(self.wanted_ms, vehicle.speed))
         along = np.concatenate(([0.0], np.cumsum(0.5 * (gained[1:] + gained[:-1]) * np.diff(_PLAN_S))))

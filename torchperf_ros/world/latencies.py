@@ -99,7 +99,7 @@ def _now_and_then(seed: int, kind: str, per_minute: float, start_ns: int) -> Ite
 
 
 @dataclass
-class Luck:
+class DrawnRuns:
     """What happens to the runs of one drive.
 
     Attributes:
@@ -203,7 +203,7 @@ class FaultyTimes(StageTimes):
     """What the runs of a stage take, with faults."""
 
     stage: str
-    luck: Luck
+    luck: DrawnRuns
 
     def run(self, stamp_ns: int, seq: int, tier: int, attempt: int) -> RunTimes:
         """What a run takes and how it ends.

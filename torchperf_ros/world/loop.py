@@ -39,7 +39,7 @@ from torchperf_ros.safety.guard import Guard
 from torchperf_ros.settings.params_file import config_of
 from torchperf_ros.stage.frame import Answer
 from torchperf_ros.world.emergency_lane import LaneOnClock
-from torchperf_ros.world.latencies import RESTART_MS, STAGES, TIERS, Luck
+from torchperf_ros.world.latencies import RESTART_MS, STAGES, TIERS, DrawnRuns
 from torchperf_ros.world.scenarios import Scenario
 from torchperf_ros.world.sensors import Sensors
 from torchperf_ros.world.world import Score, World, score_of
@@ -96,7 +96,7 @@ class Drive:
 
     Attributes:
         arm: one of `ARMS`.
-        load, faults: see `Luck`; of no effect on `zero`.
+        load, faults: see `DrawnRuns`; of no effect on `zero`.
         output: MCAP to write, None for none.
         camera, lidar: whether images and clouds go into it.
         times: what the stages' runs take, see `replay --times`; None: as the reference networks.
@@ -116,10 +116,10 @@ class Drive:
     restart_ms: float | None = None
     naive_restart_s: float = NAIVE_RESTART_S
 
-    def luck(self) -> Luck:
+    def luck(self) -> DrawnRuns:
         """What is drawn for it; raises `ConfigError` where load, faults or times cannot be used."""
         seed, restart_ms = self.scenario.seed, RESTART_MS if self.restart_ms is None else self.restart_ms
-        luck = Luck(seed, self.load, self.faults, None, restart_ms)
+        luck = DrawnRuns(seed, self.load, self.faults, None, restart_ms)
         if self.times is None:
             return luck
         if self.load != 1:
@@ -447,7 +447,7 @@ def parameters_of(drive: Drive) -> Mapping[str, object]:
 
     They do not depend on scenario and seed, so that workers can be kept.
     """
-    luck = Luck(drive.scenario.seed, drive.load, drive.faults)
+    luck = DrawnRuns(drive.scenario.seed, drive.load, drive.faults)
     values: dict[str, object] = {
         "stages": list(STAGES),
         "recorder": False,
@@ -485,11 +485,11 @@ def parameters_of(drive: Drive) -> Mapping[str, object]:
 
 OWN_ARMS: Final = ("no_fallback", "no_guard", "no_lane", "full", _RADAR, _CAMERA)
 """Those that are stages of this project."""
+NAIVE_ARMS: Final = ("naive", "blocking")
 _KINDS: Final[dict[str, type[_Arm]]] = {
     _ZERO: _Zero,
     _WATCHED: _Watched,
-    "naive": _Naive,
-    "blocking": _Naive,
+    **dict.fromkeys(NAIVE_ARMS, _Naive),
     **dict.fromkeys(OWN_ARMS, _Stages),
 }
 

@@ -29,7 +29,7 @@ class Scenario:
     Attributes:
         lane: to be kept.
         speed: m/s, at the start and wanted.
-        bodies: who else is there.
+        bodies: the other road users and things.
         duration_s: how long it lasts.
         road: to the right and to the left of the lane's middle in m, where driving is allowed.
         overtakes: index of the body that the route leads past, on the left; -1: it keeps to the lane.

@@ -41,7 +41,7 @@ class Body:
     """Somebody or something else.
 
     Attributes:
-        kind: `car`, `pedestrian` or `wall`; a wall hides what is behind it, and is nobody's object.
+        kind: `car`, `pedestrian` or `wall`; a wall hides what is behind it, and is no object.
         s, d: of its middle along the lane, and to the left of it, in m.
         speed, across: m/s along the lane and to the left.
         length, width: m; `turned`: rad from the lane's direction.
@@ -166,7 +166,7 @@ class Vehicle:
             acceleration += _SPEED_GAIN * (wanted - speed)
             if wanted > _STANDING:
                 acceleration += _PLACE_GAIN * (wanted_at - at - 0.5 * (self.speed + speed) * DELAY_S)
-            elif speed < 1.0:  # at a standstill it holds the brake, whatever the place
+            elif speed < 1.0:  # at a standstill it holds the brake, wherever it stands
                 acceleration = -MOST_BRAKING
         return min(max(acceleration, -MOST_BRAKING), _MOST_ACCELERATION), self._steering(at)
 

@@ -56,7 +56,7 @@ class Moment(NamedTuple):
 
 
 @dataclass
-class Seen:
+class SoFar:
     """What happened to the vehicle so far.
 
     Attributes:
@@ -87,7 +87,7 @@ class World:
     it is not wholly in one lane, also where it is beside. This is the rule of nuPlan and NAVSIM.
 
     Attributes:
-        vehicle, bodies: who is there; the scenario's own bodies, which move.
+        vehicle, bodies: the vehicle, and the scenario's own bodies, which move.
         seen: what happened.
         start_ns: ROS time of 0 s.
         ttc_s: time to collision at this moment in s, up to 3; inf: none is coming.
@@ -96,7 +96,7 @@ class World:
 
     def __init__(self, scenario: Scenario) -> None:
         """Begin at 0 s, with a plan to keep lane and speed for 3 s."""
-        self.scenario, self.seen, self.trace = scenario, Seen(), list[Moment]()
+        self.scenario, self.seen, self.trace = scenario, SoFar(), list[Moment]()
         self.start_ns = start_ns(scenario.seed)
         self.bodies = scenario.bodies
         self.vehicle = Vehicle(speed=scenario.speed)
@@ -201,7 +201,7 @@ class World:
 
         Into the next lane, and back.
 
-        It leads past a slower car once that is near, and only while nobody comes towards us, unless it is
+        It leads past a slower car once that is near, and only while no car comes towards us, unless it is
         `hasty`.
         """
         if self.scenario.overtakes < 0 or self._passed:

@@ -322,9 +322,10 @@ def test_given_a_frame_without_inputs_when_recorded_then_the_rest_of_it_is_kept(
 def in_ring(ring, reader, second, words):
     """A frame whose image lies in the ring of its stage."""
     record = frame(second, inputs=(), output=None)
-    seq = record.answer.frame.seq
-    record.answer.offset, length = ring.write(seq, [InputBytes(0, 0, 0.0, text(words))])
-    return replace(record, ring=reader, inputs=reader.read(record.answer.offset, length, seq))
+    seq, row = int(record.row["seq"]), record.row.copy()
+    offset, length = ring.write(seq, [InputBytes(0, 0, 0.0, text(words))])
+    row["offset"] = offset
+    return replace(record, row=row, ring=reader, inputs=reader.read(offset, length, seq))
 
 
 def test_given_images_in_a_ring_then_they_are_copied_just_then_and_lost_ones_are_said(tmp_path):

@@ -18,7 +18,7 @@ from torchperf_ros.observe.telemetry.record_stream import MAX_PACKET_BYTES
 from torchperf_ros.settings.config import node_config
 from torchperf_ros.workers.frame_ring import FrameRing
 
-from ..telemetry.frame_records import frame_record
+from ..telemetry.frame_records import answered_frame
 
 WITHIN_S = 60.0
 SETUP = {
@@ -86,10 +86,10 @@ def test_given_parameters_and_events_of_any_size_then_texts_are_cut_and_counted_
     start,
 ):
     node = start(parameters={"camera.options": "x" * 3 * MAX_PACKET_BYTES})
-    node.recording.tell(1, kind="log", severity="error", text="x" * 3 * MAX_PACKET_BYTES)
-    node.recording.tell(2, kind="memory", values={f"label_{number}": number for number in range(100_000)})
+    node.recording.event(1, kind="log", severity="error", text="x" * 3 * MAX_PACKET_BYTES)
+    node.recording.event(2, kind="memory", values={f"label_{number}": number for number in range(100_000)})
     node.recording.record("20260101T000000.000Z_large", "why", 3, "é" * MAX_PACKET_BYTES)
-    node.recording.tell(4, kind="log", severity="info", text="after it")
+    node.recording.event(4, kind="log", severity="info", text="after it")
     pid = node.recorder.pid
     node.wait_for(lambda: "after it" in node.texts())
     cut, replaced, _ = node.texts()
@@ -102,8 +102,8 @@ def test_given_parameters_and_events_of_any_size_then_texts_are_cut_and_counted_
 def test_given_records_that_nobody_understands_when_sent_then_it_is_said_and_the_recorder_goes_on(start):
     node = start()
     node.recording._writer._send(b"no packet")
-    node.recording.tell(1, kind="record")  # without its name
-    node.recording.tell(2, kind="log", severity="info", text="after it")
+    node.recording.event(1, kind="record")  # without its name
+    node.recording.event(2, kind="log", severity="info", text="after it")
     # on a busy machine, that it is silent comes first
     said = "2 records were not understood, the last one:\nTraceback"
     node.wait_for(lambda: "after it" in node.texts() and node.recording.problem.startswith(said))
@@ -186,14 +186,14 @@ def test_given_large_messages_and_outputs_when_nobody_passes_them_on_then_their_
 ):
     monkeypatch.setattr(recording, "_MOST_WAITING_BYTES", 1 << 20)
     node = start()
-    answer = frame_record(seq=1).answer
+    answer = answered_frame(seq=1)
     answer.payload = bytes(300_000)
     lost = node.recording._writer.lost
     with node.recording._lock:  # as while another recorder is started
         for _ in range(10):
             node.recording.message("/objects", 1, bytes(200_000))
             node.recording.frame(0, answer, 1.0)
-            node.recording.tell(1, kind="log", severity="info", text="x" * 300_000)
+            node.recording.event(1, kind="log", severity="info", text="x" * 300_000)
         waiting = [*node.recording._messages, *node.recording._answers]
         held = sum(len(one[2]) if isinstance(one[2], bytes) else len(one[1].payload) for one in waiting)
         assert 500_000 < held <= 1 << 20
@@ -210,8 +210,8 @@ def test_given_something_that_cannot_be_passed_on_then_it_is_counted_and_what_fo
     node.recording.message("/nobody_heard_of", 1, b"x")  # of no topic of the setup
     node.wait_for(lambda: "1 times something could not be passed on" in node.recording.problem)
     assert "KeyError: '/nobody_heard_of'" in node.recording.problem
-    node.recording.frame(0, frame_record(seq=7).answer, 1.0)
-    node.recording.tell(2, kind="log", severity="info", text="after it")
+    node.recording.frame(0, answered_frame(seq=7), 1.0)
+    node.recording.event(2, kind="log", severity="info", text="after it")
     node.wait_for(lambda: "after it" in node.texts())
     assert [record["seq"] for record in node.records() if record["kind"] == "frame"] == [7]
     assert (
@@ -227,6 +227,6 @@ def test_given_no_folder_of_records_when_started_then_each_node_has_its_own(star
         for name in ("front", "rear")
     ]
     for node in nodes:
-        node.recording.tell(1, kind="log", severity="info", text="here")
+        node.recording.event(1, kind="log", severity="info", text="here")
     for node, file in zip(nodes, files, strict=True):
         node.wait_for(file.exists)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from torchperf_ros.api.outcome import Fallback, Outcome
-from torchperf_ros.observe.runs.run_file import Run
+from torchperf_ros.observe.runs.run_file import run_of
 from torchperf_ros.stage.frame_table import FRAME
 
 STAMP_NS = 1_700_000_000_000_000_000
@@ -68,4 +68,4 @@ def summary(*stages, **changes):
 
 def run(total_ms, stage="perception", **changes):
     """A run of one stage."""
-    return Run(summary(stage, **changes), {stage: rows(total_ms)})
+    return run_of(summary(stage, **changes), {stage: rows(total_ms)})

@@ -12,9 +12,9 @@ from rosbags.typesys import Stores, get_typestore
 from torchperf_ros.api.alert import Alert, Level
 from torchperf_ros.api.messages import encode, message_class
 from torchperf_ros.api.outcome import Fallback, GuardVerdict, Outcome
-from torchperf_ros.observe.runs.run_log_source import read_runs
 from torchperf_ros.observe.telemetry.diagnostics import diagnostic_bytes
 from torchperf_ros.observe.telemetry.latency_record import LABELS, LabelledArray
+from torchperf_ros.replay.run_reading import read_runs
 
 START_NS = 1_700_000_000_000_000_000
 PERIOD_NS = 50_000_000

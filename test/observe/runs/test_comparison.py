@@ -10,18 +10,18 @@ from hypothesis import strategies as st
 
 pytest.importorskip("arch", reason="arch is not installed")
 
+
+from torchperf_ros.observe.runs.compare.bootstrap import stage_frames
+from torchperf_ros.observe.runs.compare.changes import Judgement
 from torchperf_ros.observe.runs.compare.comparison import agreement, compare
-from torchperf_ros.observe.runs.compare.estimates import stage_frames
-from torchperf_ros.observe.runs.compare.verdict import Rules, Verdict, read_limits
 from torchperf_ros.observe.runs.compare.verdict_text import headline
 from torchperf_ros.observe.runs.run_log import RunLog, RunLogError, StageLog
-from torchperf_ros.observe.runs.run_log_source import of_run
 
 from . import compare_runs as made
 
 
 def view(total_ms, name="run", **changes):
-    return of_run(made.run(total_ms, **changes), name)
+    return replace(made.run(total_ms, **changes), name=name)
 
 
 def bare(rows, name="run"):
@@ -33,13 +33,13 @@ def named(run, *names):
     return replace(run, stages=tuple(replace(run.stages[0], name=name) for name in names))
 
 
-def against(base, new, across_machines=False, **rules):
+def against(base, new, **options):
     base, new = ([side] if isinstance(side, RunLog) else side for side in (base, new))
-    return compare(base, new, Rules(**{"resamples": 300, **rules}), across_machines)
+    return compare(base, new, resamples=300, **options)
 
 
 def verdicts(base, new, **more):
-    return {finding.metric.key: finding for finding in against(base, new, **more).findings}
+    return {one.metric.key: one for one in against(base, new, **more).changes}
 
 
 @pytest.fixture(scope="module")
@@ -59,22 +59,21 @@ def test_given_a_longer_tail_when_compared_then_the_p99_is_worse_every_time_and_
     base, slower
 ):
     found = verdicts(base, slower)
-    assert found["p99"].verdict is Verdict.WORSE
+    assert found["p99"].verdict is Judgement.WORSE
     assert found["p99"].base == pytest.approx(np.quantile(made.latencies(2000, 1), 0.99))
-    assert found["p50"].verdict is Verdict.EQUIVALENT
-    assert found["max"].verdict is Verdict.INFORMATIVE
+    assert found["p50"].verdict is Judgement.EQUIVALENT
+    assert found["max"].verdict is Judgement.INFORMATIVE
     assert "no interval" in found["max"].why
-    assert verdicts(slower, base)["p99"].verdict is Verdict.BETTER
-    again, other = verdicts(base, slower), verdicts(base, slower, seed=1)
-    assert repr(again["p99"].interval) == repr(found["p99"].interval) != repr(other["p99"].interval)
+    assert verdicts(slower, base)["p99"].verdict is Judgement.BETTER
+    assert repr(verdicts(base, slower)) == repr(found)
 
 
 @pytest.mark.parametrize("count", [1, 20])
 def test_given_few_frames_when_compared_then_it_says_how_many_would_do(base, count):
     values = made.latencies(count, 2)
     found = verdicts(base, view(values))
-    for key in ("p50", "p95", "p99", "jitter", "miss"):
-        assert found[key].verdict is Verdict.NOT_ENOUGH
+    for key in ("p50", "p99", "miss"):
+        assert found[key].verdict is Judgement.NOT_ENOUGH
         assert found[key].needed > count
         assert found[key].why
     assert found["p50"].new == pytest.approx(np.median(values))
@@ -86,14 +85,14 @@ def test_given_unknown_latencies_when_compared_then_they_do_not_count():
     holed = np.where(np.arange(2000) % 10, values, math.nan)
     nothing = view(np.full(2000, math.nan))
     found = verdicts(view(values), view(holed))
-    assert found["p50"].verdict is Verdict.EQUIVALENT
+    assert found["p50"].verdict is Judgement.EQUIVALENT
     assert found["p50"].samples == 1800
-    assert verdicts(view(values), nothing)["p99"].verdict is Verdict.NOT_ENOUGH
+    assert verdicts(view(values), nothing)["p99"].verdict is Judgement.NOT_ENOUGH
     for run, same in ((view(holed), True), (view(values[:50]), True), (nothing, False)):
         alike = against(run, run)
         assert ("perception: every latency is the same in both runs" in alike.notes) is same
         if same:
-            assert {one.verdict for one in alike.findings} == {Verdict.EQUIVALENT, Verdict.INFORMATIVE}
+            assert {one.verdict for one in alike.changes} == {Judgement.EQUIVALENT, Judgement.INFORMATIVE}
             assert alike.status(strict=True) == 0
 
 
@@ -106,7 +105,8 @@ def test_given_a_log_of_which_half_is_missed_when_compared_then_it_is_worse_wher
         new[places] = made.BUDGET_MS + 1
         found = verdicts(view(values), view(new))
         assert (found["miss"].base, found["miss"].new) == (6.0, pytest.approx(56, abs=3))
-        assert found["miss"].verdict is found["fallback"].verdict is Verdict.WORSE
+        assert found["miss"].verdict is Judgement.WORSE
+        assert (found["fallback"].new, found["fallback"].conspicuous) == (pytest.approx(56, abs=3), True)
 
 
 def test_given_gaps_in_the_numbers_when_compared_then_they_are_dropped_frames():
@@ -114,23 +114,23 @@ def test_given_gaps_in_the_numbers_when_compared_then_they_are_dropped_frames():
     kept = np.delete(rows, np.random.default_rng(0).permutation(3998)[:200] + 1)
     found = verdicts(view(made.latencies(4000, 1, phi=0.0)), bare(kept))
     assert found["dropped"].new == pytest.approx(5.0)
-    assert found["dropped"].verdict is Verdict.WORSE
+    assert found["dropped"].conspicuous
     assert found["miss"].new == pytest.approx(5.0)
-    assert found["miss"].verdict is Verdict.WORSE
+    assert found["miss"].verdict is Judgement.WORSE
 
 
 def of_tiers(tiers, *names, count=400):
     run = made.run(made.latencies(count, 1), stages=[{"name": "perception", "tiers": list(names)}])
     run.frames["perception"]["tier"] = tiers
-    return of_run(run, "run")
+    return replace(run, name="run")
 
 
 def test_given_lower_tiers_that_answered_when_compared_then_it_is_worse_and_the_tiers_are_named():
     full, medium = (of_tiers(tier, "full", "medium") for tier in (0, 1))
-    assert verdicts(full, medium)["lower_tier"].verdict is Verdict.WORSE
-    assert verdicts(medium, full)["lower_tier"].verdict is Verdict.BETTER
-    assert verdicts(full, of_tiers(0, "medium"))["lower_tier"].verdict is Verdict.WORSE
-    assert verdicts(full, of_tiers(1, "huge", "full"))["lower_tier"].verdict is Verdict.EQUIVALENT
+    assert verdicts(full, medium)["lower_tier"].verdict is Judgement.WORSE
+    assert verdicts(medium, full)["lower_tier"].verdict is Judgement.BETTER
+    assert verdicts(full, of_tiers(0, "medium"))["lower_tier"].verdict is Judgement.WORSE
+    assert verdicts(full, of_tiers(1, "huge", "full"))["lower_tier"].verdict is Judgement.EQUIVALENT
     note = "perception: base answered by full 100%; new by medium 100%"
     assert note in against(full, medium).notes
     assert not any("answered by" in note for note in against(full, of_tiers(0, "full")).notes)
@@ -147,8 +147,10 @@ def test_given_frames_without_a_synchronised_input_when_compared_then_a_note_has
     note = (
         "perception: 0 of 400 frames in the base, 7 of 400 in the new run had a synchronised input missing"
     )
-    assert note in against(of_run(whole, "base"), of_run(lacking, "new")).notes
-    assert not any("synchronised" in text for text in against(of_run(whole, "a"), of_run(whole, "b")).notes)
+    assert note in against(replace(whole, name="base"), replace(lacking, name="new")).notes
+    assert not any(
+        "synchronised" in text for text in against(replace(whole, name="a"), replace(whole, name="b")).notes
+    )
 
 
 def runs_of(*factors, start_up_s=2.0, mib=800.0, seed=0, **changes):
@@ -168,11 +170,11 @@ def runs_of(*factors, start_up_s=2.0, mib=800.0, seed=0, **changes):
 def test_given_three_runs_a_side_when_compared_then_start_up_memory_and_compile_time_have_a_verdict():
     base = runs_of(1.0, 1.005, 0.995)
     found = verdicts(base, runs_of(1.2, 1.205, 1.195, start_up_s=9.0, mib=1000.0, seed=10))
-    assert {found[key].verdict for key in ("p50", "start_up", "memory_peak")} == {Verdict.WORSE}
-    assert found["compile"].verdict is found["miss"].verdict is Verdict.EQUIVALENT
+    assert {found[key].verdict for key in ("p50", "start_up", "memory_peak")} == {Judgement.WORSE}
+    assert found["compile"].verdict is found["miss"].verdict is Judgement.EQUIVALENT
     assert found["p50"].kind == "runs"
     again = against(base, runs_of(1.0, 1.005, 0.995, seed=10))
-    assert not again.with_verdict(Verdict.WORSE)
+    assert not again.with_verdict(Judgement.WORSE)
     assert [stage.block for stage in again.stages] == [0]
     gone = against([named(run, "perception", "planning") for run in base], base)
     assert (gone.silent, gone.status(), gone.status(strict=True)) == (["planning"], 0, 1)
@@ -180,9 +182,9 @@ def test_given_three_runs_a_side_when_compared_then_start_up_memory_and_compile_
 
 def test_given_one_or_two_runs_a_side_when_compared_then_what_a_run_has_once_is_shown_and_not_judged():
     found = verdicts(runs_of(1.0, 1.0), runs_of(1.2, 1.2, start_up_s=9.0, mib=1000.0, seed=10))
-    assert {found[key].verdict for key in ("start_up", "memory_peak", "compile")} == {Verdict.INFORMATIVE}
-    assert found["memory_peak"].why == "2 runs a side: shown, not judged; 3 a side are"
-    assert found["p50"].verdict is Verdict.WORSE
+    assert {found[key].verdict for key in ("start_up", "memory_peak", "compile")} == {Judgement.INFORMATIVE}
+    assert found["memory_peak"].why == "shown, not judged; 3 runs a side are judged by it"
+    assert found["p50"].verdict is Judgement.WORSE
     assert found["p50"].samples == 1200
     one = against(runs_of(1.0), runs_of(1.0, start_up_s=40.0, seed=10))
     assert "WARNING, not judged: start-up time +38.00 s (+1900.0%) is 19 times its margin" in headline(one)
@@ -199,7 +201,7 @@ def test_given_runs_of_different_paces_or_stages_when_compared_then_they_are_ref
         RunLogError, match="different paces cannot be compared: run-real at real, run-virtual at"
     ):
         against(real, virtual)
-    assert against(real, unknown).findings
+    assert against(real, unknown).changes
     with pytest.raises(RunLogError, match=r"perception.*lanes"):
         against(real, named(real, "lanes"))
 
@@ -247,8 +249,8 @@ def test_given_stages_of_one_run_only_when_compared_then_what_is_known_is_shown_
     gone, come = against(more, base), against(base, more)
     known = float(np.quantile(made.latencies(2000, 1), 0.99))
     for found, expected in ((gone, (known, math.nan)), (come, (math.nan, known))):
-        p99 = next(one for one in found.findings if (one.stage, one.metric.key) == ("planning", "p99"))
-        assert p99.verdict is Verdict.NOT_ENOUGH
+        p99 = next(one for one in found.changes if (one.stage, one.metric.key) == ("planning", "p99"))
+        assert p99.verdict is Judgement.NOT_ENOUGH
         assert (p99.base, p99.new) == pytest.approx(expected, nan_ok=True)
     assert (gone.silent, come.silent) == (["planning"], [])
     assert (gone.status(), gone.status(strict=True)) == (0, 1)
@@ -256,8 +258,8 @@ def test_given_stages_of_one_run_only_when_compared_then_what_is_known_is_shown_
         "WARNING, not judged: planning has no answered frame in the new run; nothing is"
     )
     assert headline(come).startswith("Nothing is worse")
-    limited = read_limits(["planning.p99=90ms"])
-    assert [against(*pair, limits=limited).status() for pair in ((more, base), (base, more))] == [1, 0]
+    # Of a stage that is gone no share of misses is known: it keeps no limit.
+    assert [against(*pair, max_miss=5.0).status() for pair in ((more, base), (base, more))] == [1, 0]
 
 
 @settings(max_examples=10, deadline=None)
@@ -269,26 +271,19 @@ def test_given_stages_of_one_run_only_when_compared_then_what_is_known_is_shown_
 @example([0.0], [0.0], 3)
 def test_given_any_latencies_when_compared_then_every_metric_has_a_verdict(first, second, runs):
     sides = ([view(np.array(values))] * runs for values in (first, second))
-    found = against(*sides, resamples=200)
-    assert {one.metric.key for one in found.findings} >= {"p50", "p95", "p99", "max", "jitter", "miss"}
+    found = against(*sides)
+    assert {one.metric.key for one in found.changes} >= {"p50", "p95", "p99", "max", "jitter", "miss"}
     assert found.status() in {0, 1, 3}
-
-
-def test_given_many_stages_when_compared_then_resamples_are_enough_for_the_correction():
-    values = made.latencies(400, 1)
-    many = [named(view(one), *(f"s{at}" for at in range(3))) for one in (values, values * 1.5)]
-    found = against(*many, resamples=200)
-    assert {one.verdict for one in found.findings if one.metric.key == "p50"} == {Verdict.WORSE}
 
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({}, Verdict.WORSE),
-        ({"commit": "ffff"}, Verdict.WORSE),
-        ({"model": {"perception": "dd"}}, Verdict.INFORMATIVE),
-        ({"log": {"sha256": "other"}}, Verdict.INFORMATIVE),
-        ({"machine": {**made.summary()["machine"], "torch": "2.14.0"}}, Verdict.INFORMATIVE),
+        ({}, Judgement.WORSE),
+        ({"commit": "ffff"}, Judgement.WORSE),
+        ({"model": {"perception": "dd"}}, Judgement.INFORMATIVE),
+        ({"log": {"sha256": "other"}}, Judgement.INFORMATIVE),
+        ({"machine": {**made.summary()["machine"], "torch": "2.14.0"}}, Judgement.INFORMATIVE),
     ],
 )
 def test_given_another_output_when_compared_then_it_is_worse_only_where_nothing_explains_it(
@@ -297,7 +292,7 @@ def test_given_another_output_when_compared_then_it_is_worse_only_where_nothing_
     values = made.latencies(100, 1)
     new = made.run(values, **changes)
     new.frames["perception"]["output_hash"][7] += 1
-    found = verdicts(view(values), of_run(new, "new"))["outputs"]
+    found = verdicts(view(values), replace(new, name="new"))["outputs"]
     assert found.verdict is expected
     assert found.new == pytest.approx(1.0)
     assert "99 of 100 outputs are the same, matched by stamp" in found.why

@@ -14,8 +14,10 @@ from torchperf_ros.observe.runs.report import report_page
 from torchperf_ros.observe.runs.report.report_page import Overview, OverviewRow, write_report
 from torchperf_ros.observe.runs.report.report_pictures import VERMILION, envelope
 from torchperf_ros.observe.runs.report.report_words import in_words, stage_figures, verdict, worst_frames
-from torchperf_ros.observe.runs.run_file import Run, write_run
-from torchperf_ros.observe.runs.run_log import CANDIDATE, RunLogBuilder, RunLogError
+from torchperf_ros.observe.runs.run_builder import RunLogBuilder
+from torchperf_ros.observe.runs.run_file import run_of, write_run
+from torchperf_ros.observe.runs.run_log import CANDIDATE, RunLogError
+from torchperf_ros.replay.input_pictures import input_pictures
 from torchperf_ros.stage.frame_table import FRAME
 
 from . import report_logs as logs
@@ -34,7 +36,7 @@ def read(path):
 
 def written(folder, runs, overview=None):
     """The page of these runs."""
-    size = write_report(runs, folder / "page.html", lambda _: None, overview)
+    size = write_report(runs, folder / "page.html", lambda _: None, input_pictures, overview)
     assert size == (folder / "page.html").stat().st_size < report_page.MOST_BYTES
     return (folder / "page.html").read_text(encoding="utf-8")
 
@@ -140,13 +142,13 @@ def test_given_more_than_fits_when_written_then_it_is_thinned_until_it_does_or_r
     run, tmp_path, monkeypatch
 ):
     library = len(get_plotlyjs().encode())
-    whole = write_report([run], tmp_path / "whole.html", lambda text: None)
+    whole = write_report([run], tmp_path / "whole.html", lambda text: None, input_pictures)
     monkeypatch.setattr(report_page, "MOST_BYTES", whole - 1)
-    assert write_report([run], tmp_path / "small.html", lambda text: None) < whole
+    assert write_report([run], tmp_path / "small.html", lambda text: None, input_pictures) < whole
     monkeypatch.setattr(report_page, "MOST_BYTES", library)
     monkeypatch.setattr(report_page, "_LEAST_POINTS", 1000)
     with pytest.raises(RunLogError, match="report on fewer at a time"):
-        write_report([run], tmp_path / "none.html", lambda text: None)
+        write_report([run], tmp_path / "none.html", lambda text: None, input_pictures)
     assert not (tmp_path / "none.html").exists()
 
 
@@ -256,7 +258,7 @@ def replayed(folder, name, pace="real"):
     frames["fallback"] = -1
     frames["total_ms"], frames["budget_ms"] = 10.0, 86_400_000.0 if pace == "fast" else 40.0
     write_run(
-        Run({"stages": [{"name": "perception"}], "pace": pace}, {"perception": frames}),
+        run_of({"stages": [{"name": "perception"}], "pace": pace}, {"perception": frames}),
         folder / f"{name}.json",
     )
     return replace(read(folder / f"{name}.json"), name=name)

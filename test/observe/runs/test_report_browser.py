@@ -13,11 +13,11 @@ pytest.importorskip("plotly", reason="plotly is not installed")
 pytest.importorskip("arch", reason="arch is not installed")
 
 from torchperf_ros.observe.runs.compare.comparison import compare
-from torchperf_ros.observe.runs.compare.verdict import Rules
 from torchperf_ros.observe.runs.compare.verdict_page import verdict_page
 from torchperf_ros.observe.runs.report.report_page import Overview, OverviewRow, write_report
 from torchperf_ros.observe.runs.report.report_words import stage_figures
-from torchperf_ros.observe.runs.run_log_source import of_run, read_runs
+from torchperf_ros.replay.input_pictures import input_pictures
+from torchperf_ros.replay.run_reading import read_runs
 
 from . import compare_runs as made
 from . import report_logs as logs
@@ -62,10 +62,8 @@ def browse(page: Path) -> str:
 def test_given_the_page_of_a_comparison_when_opened_then_every_plot_is_drawn(tmp_path):
     seconds = np.arange(200.0)
     memory = {"memory_t_ns": (seconds * 1e9).astype(int), "memory": {"workers_rss_mib": 800 + seconds / 10}}
-    base, new = (replace(of_run(made.run(made.latencies(300, at)), "run"), **memory) for at in range(2))
-    (tmp_path / "v.html").write_text(
-        verdict_page(compare([base], [new], Rules(resamples=300))), encoding="utf-8"
-    )
+    base, new = (replace(made.run(made.latencies(300, at)), **memory) for at in range(2))
+    (tmp_path / "v.html").write_text(verdict_page(compare([base], [new], resamples=300)), encoding="utf-8")
     drawn = browse(tmp_path / "v.html")
     assert 'data-drawn="3"' in drawn
     assert drawn.count('class="main-svg"') >= 3
@@ -80,7 +78,9 @@ def test_given_the_page_of_many_logs_when_a_column_is_clicked_then_its_rows_are_
         OverviewRow(f"log_of_tuesday_morning{n}", "perception", replace(figures, p99_ms=p99), 0)
         for n, p99 in enumerate((9, 100, 20))
     ]
-    write_report([run], tmp_path / "r.html", lambda text: None, Overview(rows, title="many"))
+    write_report(
+        [run], tmp_path / "r.html", lambda text: None, input_pictures, Overview(rows, title="many")
+    )
     page = tmp_path / "r.html"
     click = "<script>document.querySelectorAll('.sortable th')[5].click()</script></body>"
     page.write_text(page.read_text(encoding="utf-8").replace("</body>", click), encoding="utf-8")

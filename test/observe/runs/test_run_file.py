@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from torchperf_ros.api.outcome import Fallback, Outcome
-from torchperf_ros.observe.runs.compare.estimates import stage_frames
-from torchperf_ros.observe.runs.run_file import RUN_FILE, Run, read_run, write_run
+from torchperf_ros.observe.runs.compare.bootstrap import stage_frames
+from torchperf_ros.observe.runs.run_file import RUN_FILE, read_run, run_of, write_run
 from torchperf_ros.observe.runs.run_log import UNKNOWN, RunLogError, StageLog
-from torchperf_ros.observe.runs.run_log_source import load_run
+from torchperf_ros.replay.run_reading import load_run
 from torchperf_ros.stage.frame_table import FRAME
 
 from . import compare_runs as made
@@ -51,7 +51,7 @@ def run():
     stages = [{"name": "perception", "tiers": ["full", "fast"], **drops}, {"name": "planning"}]
     memory = {"t_ns": [0, 10**9], "rss_mib": [800.0, 810.0], "own_rss_mib": [60.0, 61.0]}
     summary = {"stages": stages, "anomalies": [anomaly], "memory": memory, "torchperf_ros": "1.2"}
-    return Run(summary, {"perception": rows(), "planning": rows(2)[:0]})
+    return run_of(summary, {"perception": rows(), "planning": rows(2)[:0]})
 
 
 @pytest.mark.parametrize("suffix", [".json", ".parquet"])
@@ -90,10 +90,18 @@ def test_given_a_folder_of_replayed_logs_when_read_then_each_is_a_run_with_what_
     (tmp_path / "drive.mcap").touch()  # where the log is still there, it shows the inputs
     for name, recordings in (("drive.mcap", (tmp_path / "drive.mcap",)), ("gone.mcap", ())):
         write_run(
-            Run({**run().summary, "log": {"path": str(tmp_path / name)}}, run().frames),
+            run_of({**run().facts, "log": {"path": str(tmp_path / name)}}, run().frames),
             tmp_path / "run.json",
         )
         assert read(tmp_path / "run.json")[0].recordings == recordings
+
+
+@pytest.mark.parametrize("suffix", [".json", ".parquet"])
+def test_given_a_run_file_when_read_and_written_again_then_it_is_the_same_file(tmp_path, suffix):
+    first, again = (tmp_path / f"{name}{suffix}" for name in ("first", "again"))
+    write_run(run(), first)
+    write_run(read_run(first), again)
+    assert again.read_bytes() == first.read_bytes()
 
 
 @pytest.mark.parametrize("suffix", [".json", ".parquet"])
@@ -101,11 +109,11 @@ def test_given_a_path_that_is_not_utf_8_when_a_run_names_it_then_it_is_written_a
     tmp_path, suffix
 ):
     path = os.fsdecode(b"/logs/caf\xe9 \xff") + "/\N{GREEK SMALL LETTER MU}"
-    run = Run(
+    run = run_of(
         {"stages": [{"name": "perception"}], "log": {"path": path}}, {"perception": np.zeros(2, FRAME)}
     )
     write_run(run, tmp_path / f"run{suffix}")
-    assert read_run(tmp_path / f"run{suffix}").summary["log"]["path"] == path
+    assert read_run(tmp_path / f"run{suffix}").facts["log"]["path"] == path
 
 
 STAGES = '{"v": 1, "kind": "run", "stages": %s}'
@@ -204,7 +212,9 @@ MEMORY = {"t_ns": [0, 10**9, 2 * 10**9], "rss_mib": [800.0, 801.5, 801.0]}
     "memory", [{**MEMORY, "rss_mib": [800.0]}, {**MEMORY, "t_ns": ["soon"] * 3}, [1.0], "much"]
 )
 def test_given_memory_that_is_no_series_when_loaded_then_the_message_names_the_run(tmp_path, memory):
-    write_run(made.run(made.latencies(5, 1), memory=memory), tmp_path / "run.json")
+    path = tmp_path / "run.json"
+    write_run(made.run(made.latencies(5, 1)), path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"memory": memory}))
     with pytest.raises(RunLogError, match=r"run run\.json: its `memory` has to hold `t_ns` and `rss_mib`"):
         load_run(tmp_path / "run.json")
 

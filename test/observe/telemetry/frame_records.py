@@ -2,8 +2,10 @@
 
 import math
 
+import numpy as np
+
 from torchperf_ros.api.outcome import Outcome
-from torchperf_ros.observe.telemetry.record_stream import FrameRecord
+from torchperf_ros.observe.telemetry.record_stream import SENT, FrameRecord, sent_row
 from torchperf_ros.stage.frame import Answer, Frame, Origin, StepTimes
 
 _FRAME = {
@@ -32,12 +34,19 @@ _ANSWER = {
 }
 
 
-def frame_record(t_ns=5, *, stage=0, answer_ms=math.nan, inputs=(), ring=None, steps=None, **changed):
-    """A frame on time, but for what is `changed` of the frame or of its answer."""
+def answered_frame(*, steps=None, **changed):
+    """A frame's answer as the node has it: on time, but for what is `changed` of the frame or of its answer."""
     frame = {key: changed.pop(key, value) for key, value in _FRAME.items()}
     answer = {key: changed.pop(key, value) for key, value in _ANSWER.items()}
     assert not changed, changed
     origin = Origin(frame["received_ns"], frame["age_ms"])
     whole = Answer(Frame(**frame, origin=origin), **answer, steps=steps or StepTimes())
     whole.published_ns = frame["received_ns"] + round(answer["total_ms"] * 1e6)
-    return FrameRecord(t_ns, stage, whole, answer_ms, list(inputs), ring)
+    return whole
+
+
+def frame_record(t_ns=5, *, stage=0, answer_ms=math.nan, inputs=(), ring=None, **changed):
+    """The same as the recorder has it."""
+    answer = answered_frame(**changed)
+    (row,) = np.frombuffer(sent_row(answer, t_ns, answer_ms), SENT)
+    return FrameRecord(t_ns, stage, row, answer.payload, answer.reason, list(inputs), ring)

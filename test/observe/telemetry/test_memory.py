@@ -14,8 +14,8 @@ from torchperf_ros.observe.telemetry.memory import LABELS, MemoryUse, Proportion
 MIB = 1 << 20
 
 
-def worker(pid, **told):
-    return SimpleNamespace(pid=pid, memory_bytes=told, state="idle")
+def worker(pid, **by_workers):
+    return SimpleNamespace(pid=pid, memory_bytes=by_workers, state="idle")
 
 
 def test_given_a_sample_on_the_cpu_when_laid_out_then_what_is_not_measured_is_nan():
@@ -26,9 +26,9 @@ def test_given_a_sample_on_the_cpu_when_laid_out_then_what_is_not_measured_is_na
 
 
 def test_given_a_sample_with_everything_when_laid_out_then_sizes_are_in_mib_and_counts_are_counts():
-    told = {"peak": 9 * MIB, "inactive_split": 2 * MIB, "retries": 3, "ooms": 1, "kept": 6 * MIB}
+    by_workers = {"peak": 9 * MIB, "inactive_split": 2 * MIB, "retries": 3, "ooms": 1, "kept": 6 * MIB}
     use = MemoryUse(
-        10 * MIB, {1: 20 * MIB, 2: 5 * MIB}, told, 0, {os.getpid(): 8 * MIB, 1: 12 * MIB, 2: 4 * MIB}
+        10 * MIB, {1: 20 * MIB, 2: 5 * MIB}, by_workers, 0, {os.getpid(): 8 * MIB, 1: 12 * MIB, 2: 4 * MIB}
     )
     row = dict(zip(LABELS, use.row(), strict=True))
     assert (row["node_pss_mib"], row["workers_pss_mib"]) == (8.0, 16.0)
@@ -44,8 +44,8 @@ def test_given_a_sample_when_asked_for_the_headline_then_it_is_device_memory_on_
 
 
 def test_given_memory_that_torch_keeps_for_its_next_tensors_when_asked_then_it_is_not_in_use():
-    told = {"allocated": 10 * MIB, "reserved": 60 * MIB, "free": 35 * MIB, "total": 100 * MIB}
-    assert MemoryUse(0, {}, told, 0).used_share(0) == pytest.approx(0.15)
+    by_workers = {"allocated": 10 * MIB, "reserved": 60 * MIB, "free": 35 * MIB, "total": 100 * MIB}
+    assert MemoryUse(0, {}, by_workers, 0).used_share(0) == pytest.approx(0.15)
 
 
 def test_given_workers_when_sampled_then_what_they_tell_adds_up_but_for_the_free_memory_that_they_share(
@@ -54,7 +54,7 @@ def test_given_workers_when_sampled_then_what_they_tell_adds_up_but_for_the_free
     first = worker(os.getpid(), allocated=MIB, reserved=2 * MIB, free=100 * MIB, history=5)
     second = worker(os.getppid(), allocated=3 * MIB, reserved=4 * MIB, free=90 * MIB, history=6)
     use = sample_memory([make_stage(workers=(first, None)), make_stage("planning", workers=(second,))])
-    assert use.told == {"allocated": 4 * MIB, "reserved": 6 * MIB, "free": 90 * MIB, "history": 11}
+    assert use.by_workers == {"allocated": 4 * MIB, "reserved": 6 * MIB, "free": 90 * MIB, "history": 11}
     assert use.shared == 2 * (3 << 20)
     assert use.rss_by_pid.keys() == {os.getpid(), os.getppid()}
     assert 0.5 < use.node_rss / psutil.Process().memory_info().rss < 2.0

@@ -14,8 +14,8 @@ AVAILABLE = psutil.virtual_memory().available / MIB
 
 @pytest.fixture
 def stages(make_stage, make_worker):
-    def make(*pids, told=()):
-        workers = [make_worker(pid, memory_bytes=told) for pid in pids]
+    def make(*pids, by_workers=()):
+        workers = [make_worker(pid, memory_bytes=by_workers) for pid in pids]
         for number, worker in enumerate(workers):
             worker.ready_at_ns, worker.number, worker.tier = 1, number, 0
         return [make_stage("perception", workers=workers)]
@@ -23,13 +23,17 @@ def stages(make_stage, make_worker):
     return make
 
 
-def follow(watch, stages, seconds, rss_mib, *, limit_mib=0, told=(), start=0, node_mib=lambda s: 300.0):
+def follow(
+    watch, stages, seconds, rss_mib, *, limit_mib=0, by_workers=(), start=0, node_mib=lambda s: 300.0
+):
     """Feed one sample a second; returns what was found at the last."""
     found = []
     for second in range(start, start + seconds):
         for worker in stages[0].pool.everyone:
-            worker.memory_bytes = {key: round(value(second) * MIB) for key, value in dict(told).items()}
-        summed = {key: round(value(second) * MIB) for key, value in dict(told).items()}
+            worker.memory_bytes = {
+                key: round(value(second) * MIB) for key, value in dict(by_workers).items()
+            }
+        summed = {key: round(value(second) * MIB) for key, value in dict(by_workers).items()}
         rss = {pid: round(value(second) * MIB) for pid, value in rss_mib.items()}
         use = MemoryUse(round(node_mib(second) * MIB), rss, summed, 0)
         found = watch.step(use, stages, limit_mib, float(second))
@@ -85,9 +89,9 @@ def test_given_the_node_itself_when_it_leaks_then_it_is_told_of_the_node(stages)
 
 
 def test_given_cuda_memory_when_it_grows_then_the_devices_room_counts(stages):
-    told = {"allocated": lambda s: 100 + s, "free": lambda s: 1000 - s}
-    told |= {"reserved": lambda s: 5000, "history": lambda s: 1}
-    (finding,) = follow(MemoryWatch(), stages(7), 200, {7: lambda s: 500}, told=told)
+    by_workers = {"allocated": lambda s: 100 + s, "free": lambda s: 1000 - s}
+    by_workers |= {"reserved": lambda s: 5000, "history": lambda s: 1}
+    (finding,) = follow(MemoryWatch(), stages(7), 200, {7: lambda s: 500}, by_workers=by_workers)
     assert finding.values["series"] == "CUDA memory in use of worker 0 (pid 7, tier full)"
     assert finding.level is Level.WARN
     assert float(finding.values["memory_exhausted_in_s"]) == pytest.approx(800, rel=0.05)

@@ -21,7 +21,8 @@ from torchperf_ros import __version__
 from torchperf_ros.api.outcome import Fallback, Health, Outcome
 from torchperf_ros.fleet.pair_figures import Compared, Pair, PairFigures
 from torchperf_ros.observe.telemetry.diagnostics import stage_status
-from torchperf_ros.observe.telemetry.metrics import METRICS, MetricsExporter, StageCollector, _ScrapeHandler
+from torchperf_ros.observe.telemetry.fields import METRICS
+from torchperf_ros.observe.telemetry.metrics import MetricsExporter, StageCollector, _ScrapeHandler
 from torchperf_ros.safety.emergency import Emergency
 from torchperf_ros.settings.config import node_config
 

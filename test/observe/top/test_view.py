@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from torchperf_ros.api.outcome import Fallback, Outcome
-from torchperf_ros.observe.telemetry.node_state import Event, NodeState, SeenFrame, StageState
+from torchperf_ros.observe.telemetry.node_state import NodeEvent, NodeState, SeenFrame, StageState
 from torchperf_ros.observe.top.top import Screen, save_svg
 from torchperf_ros.observe.top.view import node_line, node_picture, node_title
 
@@ -75,7 +75,7 @@ def test_given_any_terminal_any_stages_and_alerts_when_drawn_then_the_picture_fi
     width, height, stages, alerts
 ):
     node = watched(stages)
-    node.alerts = [Event(0, "error", "machine", "load: " + "busy " * 40)] * alerts
+    node.alerts = [NodeEvent(0, "error", "machine", "load: " + "busy " * 40)] * alerts
     rows = drawn(node, width, height)
     assert height - 3 <= len(rows) <= height
     assert max(len(row) for row in rows) <= width
@@ -203,7 +203,7 @@ def test_given_frames_when_drawn_then_each_is_a_column_with_its_share_of_the_bud
 
 def test_given_open_alerts_when_drawn_or_joined_in_lines_then_they_stand_before_the_events():
     node = watched()
-    node.alerts = [Event(0, "error", "stage0", "model error: KeyError: 0 (b_dict.py:36)")]
+    node.alerts = [NodeEvent(0, "error", "stage0", "model error: KeyError: 0 (b_dict.py:36)")]
     text = "\n".join(drawn(node))
     assert "1 alert" in text
     assert "now ■ stage0     model error: KeyError: 0 (b_dict.py:36)" in text

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchperf_ros.observe.watch.memory_watch import MemoryTrend, theil_sen_slope
+from torchperf_ros.observe.watch.memory_watch import MemoryTrend
+from torchperf_ros.stage.trend import theil_sen_slope
 
 MIB = 1 << 20
 BASE = 1000.0

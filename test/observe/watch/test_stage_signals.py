@@ -66,7 +66,7 @@ def answered(seq, received_ns, now, rng):
         age_ms=now.age_ms + rng.random(),
         steps=StepTimes(0.5, 2.0, inference_ms, 0.5),
         total_ms=50.0 if missed else inference_ms + 3.1,
-    ).answer
+    ).row
 
 
 def between(begin, end, **fault):
@@ -85,7 +85,6 @@ def test_given_half_an_hour_of_usual_frames_when_watched_then_nothing_is_told():
         ({"jitter_ms": 8.0}, "camera: latency", "latency jitter on tier full"),
         ({"rate_hz": 3.0}, "camera: input rate", "Hz, usually 10.0 Hz"),
         ({"rate_hz": 20.0}, "camera: input rate", "Hz, usually 10.0 Hz"),
-        ({"dropped": 0.5}, "camera: drops", "share of dropped frames"),
         ({"age_ms": 40.0}, "camera: age", "age at receipt"),
         ({"late_ms": 40.0}, "camera: jitter", "jitter of the input"),
         ({"late_ms": 8.0}, "camera: jitter", "jitter of the input"),
@@ -103,7 +102,7 @@ def test_given_a_fault_when_it_lasts_then_it_alone_is_told_within_seconds_and_un
     assert words in told[0][1].message
     assert {told[0][1].level, *(finding.level for _, finding in told)} == {Level.WARN}
     # what goes with it: a fault may show in more than one signal, but never in those of something else
-    related = {"camera: misses": {"camera: latency"}, "camera: drops": {"camera: input rate"}}
+    related = {"camera: misses": {"camera: latency"}}
     assert set(found) <= related.get(name, set())
 
 

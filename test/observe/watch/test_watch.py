@@ -13,7 +13,8 @@ import pytest
 
 from torchperf_ros.api.clock import NS_PER_S
 from torchperf_ros.api.messages import empty_message, encode, header
-from torchperf_ros.observe.recorder.record_log import RecordLog, schema
+from torchperf_ros.observe.recorder.record_log import RecordLog
+from torchperf_ros.observe.recorder.record_schema import schema
 from torchperf_ros.observe.recorder.recording import RecorderProcess
 from torchperf_ros.observe.telemetry.machine_signals_gpu import Gpu
 from torchperf_ros.observe.telemetry.record_stream import EventRecord, MessageRecord, StreamWriter
@@ -187,7 +188,6 @@ def test_given_an_input_of_an_unknown_type_then_the_watch_says_that_it_has_ended
         "record_dir": str(tmp_path / "records"),
         "record_mib": 1,
         "evidence_dir": str(tmp_path / "evidence"),
-        "evidence_count": 5,
         "evidence_mib": 5,
         "black_box_s": 1.0,
         "black_box_after_s": 1.0,

@@ -14,14 +14,14 @@ from torchperf_ros.api.messages import decode
 from torchperf_ros.api.outcome import Outcome
 from torchperf_ros.observe.recorder.record_log import RecordLog
 from torchperf_ros.observe.runs.report.report_words import stage_figures
-from torchperf_ros.observe.runs.run_file import Run, write_run
-from torchperf_ros.observe.runs.run_log_source import load_run, read_runs
+from torchperf_ros.observe.runs.run_file import write_run
 from torchperf_ros.observe.telemetry.latency_record import LatencyRecord
 from torchperf_ros.observe.telemetry.node_state import NodeState, StageState
 from torchperf_ros.observe.telemetry.record_stream import StreamReader, StreamWriter
 from torchperf_ros.replay.replay import replay
 from torchperf_ros.replay.replay_options import ReplayOptions
 from torchperf_ros.replay.replay_record import ReplayRecord
+from torchperf_ros.replay.run_reading import load_run, read_runs
 from torchperf_ros.workers.frame_ring import FrameRing
 
 from ..conftest import MS, START_NS, one_stage, point, write_points
@@ -135,9 +135,10 @@ def test_given_the_recorders_stream_and_records_when_read_then_they_say_the_same
         writer.frame(0, t_ns, answer, math.nan)
         answer.length = length
         record = reader.read()
-        assert record.answer.frame.stale == answer.frame.stale
-        assert record.answer.frame.deadline_ns == answer.frame.deadline_ns
-        assert record.answer.lateness_ms == answer.lateness_ms
+        assert record.row["stale"] == answer.frame.stale
+        assert record.row["lateness_ms"] == answer.lateness_ms
+        deadline_ns = record.row["received_ns"] + round(record.row["deadline_ms"] * 1e6)
+        assert deadline_ns == answer.frame.deadline_ns
         log.frame(record)
     log.tick(answers[-1][1], 0)
     for end in (reader.socket, writer, ring):
@@ -159,7 +160,7 @@ def test_given_a_run_file_when_read_then_it_says_the_same(drive, suffix):
     if suffix == "parquet":
         pytest.importorskip("pyarrow")
     path = folder / f"run.{suffix}"
-    write_run(Run(result.summary, {"first": result.stage("first").frames}), path)
+    write_run(result.run, path)
     run = run_of(path)
     same(run.stages[0].frames, answers)
     assert run.stages[0].dropped == 1
@@ -179,7 +180,7 @@ def test_given_the_drive_when_reported_and_compared_then_the_latest_answer_and_t
     drive,
 ):
     folder, answers, result = drive
-    write_run(Run(result.summary, {"first": result.stage("first").frames}), folder / "base.json")
+    write_run(result.run, folder / "base.json")
     latest_ms = max(answer.lateness_ms for answer, _ in answers)
     for path in (folder / "out.mcap", folder / "base.json"):
         (stage,) = load_run(path).stages  # as `compare` has it

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from torchperf_ros.api.outcome import Fallback
-from torchperf_ros.observe.runs.run_file import Run, write_run
+from torchperf_ros.observe.runs.run_file import run_of, write_run
 from torchperf_ros.replay.replay import replay
 from torchperf_ros.replay.replay_options import ReplayOptions
 from torchperf_ros.stage.frame_table import FRAME
@@ -228,7 +228,7 @@ def test_given_a_run_when_its_times_are_replayed_then_late_frames_are_late_again
     frames["outcome"][late], frames["inference_ms"][late] = 1, np.nan
     path = tmp_path / "run.json"
     summary = {"stages": [{"name": "first", "tiers": ["full", "fast"]}]}
-    write_run(Run(summary, {"first": frames}), path)
+    write_run(run_of(summary, {"first": frames}), path)
     result, _ = run(log, tmp_path, path, values=one_stage(backup="standby"))
     assert np.flatnonzero(rows(result)["outcome"]).tolist() == late
     # run again, the first of them were quick: from then on the standby runs what is overdue

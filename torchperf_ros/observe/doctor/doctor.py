@@ -6,7 +6,7 @@ Listens to a node, or reads a log, splits the time of its frames, and says what 
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -20,9 +20,8 @@ from rich.table import Table
 from torchperf_ros.observe.doctor.environment import Check, Need, look_around
 from torchperf_ros.observe.doctor.rules import Advice, Case, advise, sentence
 from torchperf_ros.observe.doctor.split import AFTER, PARTS, Heard, Message, Split, split
-from torchperf_ros.observe.runs.run_log import RunLogError, StageLog, Values
-from torchperf_ros.observe.runs.run_log_source import read_runs
-from torchperf_ros.observe.telemetry.node_state import NodeState, StageState
+from torchperf_ros.observe.runs.run_log import RunLog, RunLogError, StageLog, Values
+from torchperf_ros.observe.telemetry.node_state import NodeState, StageState, number_of
 
 if TYPE_CHECKING:
     from torchperf_ros.observe.top.listener import NodeListener
@@ -61,7 +60,7 @@ class Findings:
 
 @dataclass
 class Ear:
-    """What is heard beside what the node says, while somebody listens to it."""
+    """What is heard beside the node's own topics, while the doctor listens."""
 
     node: str
     actuation: str = ""
@@ -79,7 +78,7 @@ class Ear:
         Ask for its parameters once.
 
         Returns whether enough came of every trigger that the node has had, and an answer of the receiver,
-        to tell where the time goes.
+        to split the time.
         """
         self.state, enough = state, True
         for stage in state.stages.values():
@@ -185,14 +184,14 @@ def examine_node(name: str, seconds: float, actuation: str, progress: Progress) 
     return Findings(f"{name}, live", cases, tuple(advise(cases)), tuple(checks), tuple(notes))
 
 
-def examine_log(path: Path, node: str | None, progress: Progress) -> list[Findings]:
-    """Each run of a log, as far as the records of frames say.
+def examine_log(path: Path, runs: Sequence[RunLog]) -> list[Findings]:
+    """Each run that was read from a log, as far as the records of frames say.
 
     Raises:
-        RunLogError: it cannot be read, or holds no frames.
+        RunLogError: they hold no frames.
     """
     found = []
-    for run in (life for one in read_runs(path, progress, node) for life in one.lives()):
+    for run in (life for one in runs for life in one.lives()):
         knows = any(stage.trigger for stage in run.stages)
         splits = [
             split(stage, handed_over=knows and not stage.trigger) for stage in run.stages if len(stage)
@@ -242,8 +241,7 @@ def _live_case(ear: Ear, log: StageLog, found: Split, lacks: frozenset[str]) -> 
     state, own = ear.state.stages[found.stage], ear.parameters
     case, values, heard = _case(ear.node, log, found), state.values, ear.heard(state)
     predicted = {
-        tier: _number(values.get(f"tier_{tier}_predicted_ms"))
-        for tier in values.get("tiers", "").split(",")
+        tier: state.number(f"tier_{tier}_predicted_ms") for tier in values.get("tiers", "").split(",")
     }
     stages, trigger, known = (
         list(ear.state.stages),
@@ -299,7 +297,7 @@ def _waited(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, tupl
     names = [key.removeprefix("input_").removesuffix("_waited") for key in now if key.endswith("_waited")]
     grown = {
         name: [
-            _number(now.get(key)) - _number(before.get(key, "0"))
+            number_of(now.get(key)) - number_of(before.get(key, "0"))
             for key in (f"input_{name}_waited", f"input_{name}_waited_ms")
         ]
         for name in names
@@ -309,13 +307,6 @@ def _waited(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, tupl
 
 def _size(messages: list[Message]) -> int:
     return int(np.median([one.size_bytes for one in messages])) if messages else 0
-
-
-def _number(text: str | None) -> float:
-    try:
-        return float(text or math.nan)
-    except ValueError:
-        return math.nan
 
 
 def _pid_here(pid: str) -> int | None:

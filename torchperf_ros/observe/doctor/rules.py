@@ -1,11 +1,11 @@
 """What follows from where the time goes: advice, each with what to type and what it was derived from."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from torchperf_ros.observe.doctor.split import AFTER, Split
+from torchperf_ros.observe.doctor.split import AFTER, Part, Split
 
 MOST_ADVICE: Final = 5
 WORTH_MS: Final = 1.0
@@ -72,11 +72,50 @@ class Case:
         after = names[names.index(self.tier) + 1 :] if self.tier in names else []
         return next((name for name in after if self.tiers[name] < self.tiers[self.tier]), "")
 
-    def advice(self, part: str, saves_ms: float, do: str, command: str, because: str) -> "Advice":
-        """Advice on this stage; one whose saving is not known saves nothing."""
-        return Advice(
-            self.split.stage, part, saves_ms if math.isfinite(saves_ms) else 0.0, do, command, because
-        )
+    @property
+    def lost_share(self) -> float:
+        """Of the messages that were published, those that came nowhere."""
+        return self.split.lost / max(self.split.published, 1)
+
+    @property
+    def run_ms(self) -> float:
+        """What a frame takes from hand-over to publish, in the mean."""
+        return sum(self.split.part(name).mean_ms for name in _IN_THE_WORKER)
+
+    @property
+    def tails_ms(self) -> dict[str, float]:
+        """What transport and publish take more in their slowest 1 % than usual."""
+        return {name: _tail(self, self.split.part(name)) for name in ("transport", "publish")}
+
+    @property
+    def slowest(self) -> str:
+        """Which of these two takes more."""
+        return max(self.tails_ms, key=lambda name: self.tails_ms[name])
+
+    @property
+    def waits_for(self) -> "Wait":
+        """The synchronised input that took the most waiting."""
+        topic, (count, ms) = max(self.waited.items(), key=lambda one: one[1][1], default=("", (0, 0.0)))
+        return Wait(topic, count, ms / max(count, 1), ms / max(self.split.frames, 1))
+
+    @property
+    def own_cores(self) -> int:
+        """Those for models: one is the node's."""
+        return max(self.cores - 1, 1)
+
+    @property
+    def threads(self) -> int:
+        """Threads of each model; -1: not known."""
+        return int(self.parameters.get("worker_threads", -1)) or self.own_cores
+
+
+class Wait(NamedTuple):
+    """Frames that waited for an input: how many, how long each, and how long spread over all frames."""
+
+    topic: str
+    frames: int
+    each_ms: float
+    all_ms: float
 
 
 @dataclass(frozen=True)
@@ -120,217 +159,233 @@ def sentence(split: Split) -> str:
 
 def advise(cases: Sequence[Case]) -> list[Advice]:
     """The advice whose evidence is there, what may save the most first."""
-    rules = (_camera, _budget, _transport, _scheduling, _queue, _model, _machine, _code, _receiver)
-    found = [one for case in cases for rule in rules for one in rule(case)]
-    least = {case.split.stage: max(WORTH_MS, _WORTH_SHARE * case.split.whole.mean_ms) for case in cases}
-    worth = [one for one in found if one.saves_ms >= least[one.stage]]
-    return sorted(worth, key=lambda one: -one.saves_ms)[:MOST_ADVICE]
+    found = []
+    for case in cases:
+        least_ms, reasons = max(WORTH_MS, _WORTH_SHARE * case.split.whole.mean_ms), set()
+        for rule in RULES:
+            part = case.split.part(rule.part)
+            if rule.reason in reasons or not rule.holds(case):
+                continue
+            reasons |= {rule.reason} - {""}
+            # A saving that is not known compares as false, too.
+            if (saves_ms := rule.saves_ms(case, part)) >= least_ms:
+                texts = (text if isinstance(text, str) else text(case, part) for text in rule[-3:])
+                found.append(Advice(case.split.stage, rule.part, saves_ms, *texts))
+    return sorted(found, key=lambda one: -one.saves_ms)[:MOST_ADVICE]
 
 
-def _camera(case: Case) -> Iterator[Advice]:
+def _always(_: Case) -> bool:
+    return True
+
+
+def _half(_: Case, part: Part) -> float:
+    return _HALF * part.p50_ms
+
+
+def _tail(_: Case, part: Part) -> float:
+    return part.p99_ms - part.p50_ms
+
+
+def _mean(_: Case, part: Part) -> float:
+    return part.mean_ms
+
+
+def _usual(_: Case, part: Part) -> float:
+    return part.p50_ms
+
+
+def _over_interval(case: Case, part: Part) -> float:
     """Exposure and readout take up to a frame's interval; what is above it waits in the driver."""
-    part, interval_ms = case.split.part("camera"), case.interval_ms
-    do = "fewer buffers in the driver, a shorter exposure; or its stamps are too early"
-    because = (
-        f"{case.trigger} leaves {case.driver or 'its driver'} {part.p50_ms:.1f} ms after its stamp (p50)"
-    )
-    because += f", one comes every {interval_ms:.1f} ms"
-    yield case.advice(
-        "camera", part.p50_ms - interval_ms, do, f"ros2 param dump {case.driver or 'DRIVER'}", because
-    )
-    part, do = (
-        case.split.part("input"),
-        "find out whether it is the camera or the transport, beside the node",
-    )
-    because = f"frames are {part.p50_ms:.1f} ms old at receipt (p50), one comes every {interval_ms:.1f} ms"
-    yield case.advice(
-        "input", part.p50_ms - interval_ms, do, f"torchperf doctor --node {case.node}", because
-    )
+    return part.p50_ms - case.interval_ms
 
 
-def _budget(case: Case) -> Iterator[Advice]:
-    """Deadlines that count from receipt know nothing of what was before.
-
-    Where that is all of it, none can help.
-    """
-    age_ms, whole = case.split.age_ms, case.split.whole
-    if case.parameters.get("budget_from") == "receipt" and WORTH_MS <= age_ms < _NEARLY * case.budget_ms:
-        do = "count the budget from the stamp: what comes late gets a cheaper tier, or a fallback, in time"
-        because = (
-            f"the budget of {case.budget_ms:g} ms begins {age_ms:.1f} ms after the stamp, at receipt (p50)"
-        )
-        because += f"; outputs are {whole.p99_ms:.1f} ms old when they leave (p99)"
-        over_ms = whole.p99_ms - case.budget_ms
-        yield case.advice("inference", over_ms, do, f"{case.split.stage}.budget_from: stamp", because)
-
-
-def _transport(case: Case) -> Iterator[Advice]:
-    """Messages that are lost make the next output late by an interval; large ones take their time."""
-    part, stage, lost, published = (
-        case.split.part("transport"),
-        case.split.stage,
-        case.split.lost,
-        case.split.published,
-    )
-    size, share = f"{case.trigger} has {case.message_bytes / 1e6:.2f} MB", lost / max(published, 1)
-    takes = f"transport takes {part.p50_ms:.1f} ms (p50), {part.p99_ms:.1f} (p99)"
-    reliable = case.parameters.get("input_reliability") == "reliable"
-    if share >= _LOSS_SHARE:
-        because = f"{lost} of {published} messages were lost on the way; {size}"
-        if case.message_bytes >= LARGE_BYTES:
-            do, command = (
-                "give the driver a larger shared-memory segment",
-                LARGER_SEGMENT.format("the driver"),
-            )
-        else:
-            do, command = "have lost messages sent again", f"{stage}.input_reliability: reliable"
-        if case.message_bytes >= LARGE_BYTES or not reliable:
-            yield case.advice("transport", share * case.interval_ms, do, command, because)
-    if reliable:
-        command, because = f"{stage}.input_reliability: best_effort", f"inputs are reliable; {takes}"
-        do = "do not wait for messages that are sent again"
-        yield case.advice("transport", part.p99_ms - part.p50_ms, do, command, because)
-    if case.message_bytes >= LARGE_BYTES:
-        do, saves_ms = "run driver and node on one machine, or send less", part.p50_ms - _TAKES_MS
-        command = f"ros2 run image_transport republish raw compressed --ros-args -r in:={case.trigger}"
-        yield case.advice("transport", saves_ms, do, command, f"{size}; {takes}")
-
-
-def _scheduling(case: Case) -> Iterator[Advice]:
-    """A node of normal priority waits for the processor behind every other program."""
-    tail = {name: (part := case.split.part(name)).p99_ms - part.p50_ms for name in ("transport", "publish")}
-    if case.scheduling and not case.scheduling.startswith("fifo"):
-        do = "let the node run before other programs, under SCHED_FIFO"
-        because = f"its scheduling is {case.scheduling.partition(':')[0]}; transport and publish take "
-        because += f"{sum(tail.values()):.1f} ms more in their slowest 1 % than usual"
-        yield case.advice(max(tail, key=lambda one: tail[one]), sum(tail.values()), do, REAL_TIME, because)
-
-
-def _queue(case: Case) -> Iterator[Advice]:
-    """One reason.
-
-    Inputs that are waited for, frames that come faster than they are answered, or a higher stage.
-    """
-    part, stage, frames = case.split.part("queue"), case.split.stage, max(case.split.frames, 1)
-    run_ms = sum(case.split.part(name).mean_ms for name in _IN_THE_WORKER)
-    topic, (count, waited_ms) = max(case.waited.items(), key=lambda one: one[1][1], default=("", (0, 0.0)))
-    waits = f"frames wait {part.p50_ms:.1f} ms (p50), {part.p99_ms:.1f} (p99)"
-    if count and waited_ms / frames >= _HALF * part.mean_ms:
-        mean_ms = waited_ms / count
-        command = (
-            f"{stage}.sync: ['{topic} slop 40 wait {max(_HALF * mean_ms, 1.0):.0f}']   # slop as it is now"
-        )
-        because = f"{count} of {frames} frames waited {mean_ms:.1f} ms each for {topic}"
-        yield case.advice(
-            "queue", waited_ms / frames, f"wait for {topic} for a shorter time", command, because
-        )
-    elif run_ms > _NEARLY * case.interval_ms:
-        do = (
-            f"answer each frame before the next one comes: {_NEARLY * 1e3 / run_ms:.0f} a second, or a"
-            " cheaper tier"
-        )
-        command = (
-            f"{stage}.tiers: [{case.cheaper}]"
-            if case.cheaper
-            else f"ros2 param list {case.driver or 'DRIVER'}"
-        )
-        because = f"{waits}: one comes every {case.interval_ms:.1f} ms and takes {run_ms:.1f}"
-        because += f"; {case.dropped} were never started"
-        yield case.advice("queue", part.mean_ms, do, command, because)
-    elif case.parameters.get("priority", 0) < case.highest_priority:
-        command, because = (
-            f"{stage}.priority: {case.highest_priority}",
-            f"{waits}; a stage of higher priority goes first",
-        )
-        yield case.advice("queue", part.mean_ms, "give it the priority of the others", command, because)
-    elif (
-        run_ms + case.split.part("inference").p99_ms - case.split.part("inference").p50_ms
-        < case.interval_ms
-    ):
-        # no slow run makes the next frame wait
-        do, command = (
-            "have frames come evenly: some come in bunches",
-            f"ros2 topic hz {case.trigger or 'TRIGGER'}",
-        )
-        yield case.advice(
-            "queue", part.p99_ms - part.p50_ms, do, command, f"{waits}; one takes {run_ms:.1f}"
-        )
-
-
-def _model(case: Case) -> Iterator[Advice]:
-    """A cheaper tier, and an engine."""
-    part, cheaper = case.split.part("inference"), case.cheaper
-    if cheaper:
-        names, now_ms, then_ms = list(case.tiers), case.tiers[case.tier], case.tiers[cheaper]
-        command = f"{case.split.stage}.tiers: [{', '.join(names[names.index(cheaper) :])}]"
-        because = f"tier {case.tier} takes {now_ms:.1f} ms, {cheaper} {then_ms:.1f} ({case.tiers_by})"
-        do = "begin with a cheaper tier, if it is good enough"
-        yield case.advice("inference", part.mean_ms * (1.0 - then_ms / now_ms), do, command, because)
-    if case.engine == "eager":
-        do, command = "compile the model", "torchperf compile --params FILE   # the node's parameter file"
-        because = (
-            f"tier {case.tier} runs in eager and takes {part.p50_ms:.1f} ms (p50); that half goes is"
-            " assumed"
-        )
-        yield case.advice("inference", _HALF * part.p50_ms, do, command, because)
-
-
-def _machine(case: Case) -> Iterator[Advice]:
+def _spreads(case: Case) -> bool:
     """A model whose slowest runs are far from its usual ones shares its cores, or their clock rate changes."""
-    part, threads = case.split.part("inference"), int(case.parameters.get("worker_threads", -1))
-    if case.device.startswith("cuda") or part.p99_ms <= _SPREAD * part.p50_ms:
-        return
-    tail_ms, spread = (
-        part.p99_ms - part.p50_ms,
-        f"inference takes {part.p50_ms:.1f} ms (p50), {part.p99_ms:.1f} (p99)",
-    )
-    own, each = max(case.cores - 1, 1), threads or max(case.cores - 1, 1)
-    if threads >= 0 and each > 1 and each * case.stages > own:
-        do, command = "fewer threads for each model", f"worker_threads: {max(own // case.stages, 1)}"
-        because = f"{spread}; {case.stages} stages have {each} threads each on {case.cores} cores"
-        yield case.advice("inference", tail_ms, do, command, because)
-    if "load" in case.lacks:
-        do = "end what else takes the processors, or move it"
-        yield case.advice("inference", tail_ms, do, BUSIEST, f"{spread}; the machine is full")
-    if "governor" in case.lacks:
-        yield case.advice(
-            "inference", tail_ms, "keep the clock rate up", CLOCK_RATE, f"{spread}; see governor below"
-        )
+    part = case.split.part("inference")
+    return not case.device.startswith("cuda") and part.p99_ms > _SPREAD * part.p50_ms
 
 
-def _code(case: Case) -> Iterator[Advice]:
-    """Steps that are the adapter's own, and those of large messages."""
-    for name in ("decode", "preprocess", "postprocess", "publish"):
-        part = case.split.part(name)
-        size = (
-            f"; an output has {case.output_bytes / 1e6:.2f} MB"
-            if name == "publish" and case.output_bytes
-            else ""
-        )
-        command, because = (
-            f"torchperf profile --node {case.node}",
-            f"{name} takes {part.p50_ms:.1f} ms (p50){size}",
-        )
-        because += "; that half goes is assumed"
-        yield case.advice(name, _HALF * part.p50_ms, f"see what {name} does", command, because)
+def _is_reliable(case: Case) -> bool:
+    return case.parameters.get("input_reliability") == "reliable"
 
 
-def _receiver(case: Case) -> Iterator[Advice]:
-    receive, actuation, large = *map(case.split.part, AFTER), case.output_bytes >= LARGE_BYTES
-    because = (
-        f"{case.output} ({case.output_bytes / 1e6:.2f} MB) arrives {receive.p50_ms:.1f} ms after it is sent"
-        " (p50)"
-    )
-    command = LARGER_SEGMENT.format("the node") if large else f"torchperf top --node {case.node} --once"
-    do = (
-        "a larger shared-memory segment for the node"
-        if large
-        else "see whether the machine, or the network, is full"
-    )
-    yield case.advice("receive", receive.p50_ms, do, command, because)
-    do = "have the receiver take the newest output only, and do less in its callback"
-    command = (
-        "QoSProfile(depth=1, reliability=ReliabilityPolicy.BEST_EFFORT)   # of the receiver's subscription"
-    )
-    because = f"{case.actuation} leaves {actuation.p50_ms:.1f} ms after the output that it belongs to (p50)"
-    yield case.advice("actuation", actuation.p50_ms, do, command, because)
+def _has_large(case: Case) -> bool:
+    return case.message_bytes >= LARGE_BYTES
+
+
+def _loses(case: Case) -> bool:
+    return case.lost_share >= _LOSS_SHARE and (_has_large(case) or not _is_reliable(case))
+
+
+def _gives_large(case: Case) -> bool:
+    return case.output_bytes >= LARGE_BYTES
+
+
+def _is_too_fast(case: Case) -> bool:
+    return case.run_ms > _NEARLY * case.interval_ms
+
+
+def _keeps_up(case: Case) -> bool:
+    """Whether no slow run makes the next frame wait."""
+    return case.run_ms + _tail(case, case.split.part("inference")) < case.interval_ms
+
+
+def _size(case: Case) -> str:
+    return f"{case.trigger} has {case.message_bytes / 1e6:.2f} MB"
+
+
+def _lost(case: Case, _: Part) -> str:
+    return f"{case.split.lost} of {case.split.published} messages were lost on the way; {_size(case)}"
+
+
+def _takes(part: Part, word: str = "takes") -> str:
+    return f"{word} {part.p50_ms:.1f} ms (p50), {part.p99_ms:.1f} (p99)"
+
+
+def _too_fast(case: Case, part: Part) -> str:
+    rate = f"one comes every {case.interval_ms:.1f} ms and takes {case.run_ms:.1f}"
+    return f"{_takes(part, 'frames wait')}: {rate}; {case.dropped} were never started"
+
+
+def _gives_way(case: Case) -> bool:
+    return bool(case.scheduling) and not case.scheduling.startswith("fifo")
+
+
+def _is_late(case: Case, _: Part) -> str:
+    tails = f"transport and publish take {sum(case.tails_ms.values()):.1f} ms more"
+    return f"its scheduling is {case.scheduling.partition(':')[0]}; {tails} in their slowest 1 % than usual"
+
+
+def _cheaper_tiers(case: Case, _: Part) -> str:
+    names = list(case.tiers)
+    return f"{case.split.stage}.tiers: [{', '.join(names[names.index(case.cheaper) :])}]"
+
+
+def _output_size(case: Case) -> str:
+    return f"; an output has {case.output_bytes / 1e6:.2f} MB" if case.output_bytes else ""
+
+
+def _arrives(case: Case, part: Part) -> str:
+    size = f"{case.output} ({case.output_bytes / 1e6:.2f} MB)"
+    return f"{size} arrives {part.p50_ms:.1f} ms after it is sent (p50)"
+
+
+_Text = str | Callable[[Case, Part], str]
+
+
+class Rule(NamedTuple):
+    """Advice, and the evidence that it needs.
+
+    Attributes:
+        part: of `PARTS`, that it makes shorter.
+        reason: of rules with the same word the first that holds is the reason, and the others are passed over.
+        holds: whether the evidence is there, beside the part's own times.
+        saves_ms: what it may save at most.
+        do, command, because: see `Advice`.
+    """
+
+    part: str
+    reason: str
+    holds: Callable[[Case], object]
+    saves_ms: Callable[[Case, Part], float]
+    do: _Text
+    command: _Text
+    because: _Text
+
+
+_RUN_FIRST: Final = "let the node run before other programs, under SCHED_FIFO"
+_ASSUMED: Final = "that half goes is assumed"
+RULES: Final = (
+    Rule("camera", "", _always, _over_interval,
+         "fewer buffers in the driver, a shorter exposure; or its stamps are too early",
+         lambda c, _: f"ros2 param dump {c.driver or 'DRIVER'}",
+         lambda c, p: f"{c.trigger} leaves {c.driver or 'its driver'} {p.p50_ms:.1f} ms after its stamp (p50), one"
+         f" comes every {c.interval_ms:.1f} ms"),
+    Rule("input", "", _always, _over_interval,
+         "find out whether it is the camera or the transport, beside the node",
+         lambda c, _: f"torchperf doctor --node {c.node}",
+         lambda c, p: f"frames are {p.p50_ms:.1f} ms old at receipt (p50), one comes every {c.interval_ms:.1f} ms"),
+    # Deadlines that count from receipt know nothing of what was before. Where that is all of the budget, no
+    # deadline can help.
+    Rule("inference", "",
+         lambda c: c.parameters.get("budget_from") == "receipt"
+         and WORTH_MS <= c.split.age_ms < _NEARLY * c.budget_ms,
+         lambda c, _: c.split.whole.p99_ms - c.budget_ms,
+         "count the budget from the stamp: what comes late gets a cheaper tier, or a fallback, in time",
+         lambda c, _: f"{c.split.stage}.budget_from: stamp",
+         lambda c, _: f"the budget of {c.budget_ms:g} ms begins {c.split.age_ms:.1f} ms after the stamp, at receipt"
+         f" (p50); outputs are {c.split.whole.p99_ms:.1f} ms old when they leave (p99)"),
+    # A lost message makes the next output late by an interval; a large one takes its time.
+    Rule("transport", "", lambda c: _loses(c) and _has_large(c), lambda c, _: c.lost_share * c.interval_ms,
+         "give the driver a larger shared-memory segment", LARGER_SEGMENT.format("the driver"), _lost),
+    Rule("transport", "", lambda c: _loses(c) and not _has_large(c), lambda c, _: c.lost_share * c.interval_ms,
+         "have lost messages sent again", lambda c, _: f"{c.split.stage}.input_reliability: reliable", _lost),
+    Rule("transport", "", _is_reliable, _tail,
+         "do not wait for messages that are sent again",
+         lambda c, _: f"{c.split.stage}.input_reliability: best_effort",
+         lambda _, p: f"inputs are reliable; transport {_takes(p)}"),
+    Rule("transport", "", _has_large, lambda _, p: p.p50_ms - _TAKES_MS,
+         "run driver and node on one machine, or send less",
+         lambda c, _: f"ros2 run image_transport republish raw compressed --ros-args -r in:={c.trigger}",
+         lambda c, p: f"{_size(c)}; transport {_takes(p)}"),
+    # A node of normal priority waits for the processor behind every other program.
+    Rule("transport", "scheduling", lambda c: _gives_way(c) and c.slowest == "transport",
+         lambda c, _: sum(c.tails_ms.values()), _RUN_FIRST, REAL_TIME, _is_late),
+    Rule("publish", "scheduling", lambda c: _gives_way(c) and c.slowest == "publish",
+         lambda c, _: sum(c.tails_ms.values()), _RUN_FIRST, REAL_TIME, _is_late),
+    Rule("queue", "queue",
+         lambda c: c.waits_for.frames and c.waits_for.all_ms >= _HALF * c.split.part("queue").mean_ms,
+         lambda c, _: c.waits_for.all_ms,
+         lambda c, _: f"wait for {c.waits_for.topic} for a shorter time",
+         lambda c, _: f"{c.split.stage}.sync: ['{c.waits_for.topic} slop 40 wait"
+         f" {max(_HALF * c.waits_for.each_ms, 1.0):.0f}']   # slop as it is now",
+         lambda c, _: f"{c.waits_for.frames} of {c.split.frames} frames waited {c.waits_for.each_ms:.1f} ms each for"
+         f" {c.waits_for.topic}"),
+    Rule("queue", "queue", _is_too_fast, _mean,
+         lambda c, _: f"answer each frame before the next one comes: {_NEARLY * 1e3 / c.run_ms:.0f} a second, or a"
+         " cheaper tier",
+         lambda c, _: f"{c.split.stage}.tiers: [{c.cheaper}]" if c.cheaper
+         else f"ros2 param list {c.driver or 'DRIVER'}",
+         _too_fast),
+    Rule("queue", "queue", lambda c: c.parameters.get("priority", 0) < c.highest_priority, _mean,
+         "give it the priority of the others",
+         lambda c, _: f"{c.split.stage}.priority: {c.highest_priority}",
+         lambda _, p: f"{_takes(p, 'frames wait')}; a stage of higher priority goes first"),
+    Rule("queue", "queue", _keeps_up, _tail,
+         "have frames come evenly: some come in bunches",
+         lambda c, _: f"ros2 topic hz {c.trigger or 'TRIGGER'}",
+         lambda c, p: f"{_takes(p, 'frames wait')}; one takes {c.run_ms:.1f}"),
+    Rule("inference", "", lambda c: c.cheaper,
+         lambda c, p: p.mean_ms * (1.0 - c.tiers[c.cheaper] / c.tiers[c.tier]),
+         "begin with a cheaper tier, if it is good enough", _cheaper_tiers,
+         lambda c, _: f"tier {c.tier} takes {c.tiers[c.tier]:.1f} ms, {c.cheaper} {c.tiers[c.cheaper]:.1f}"
+         f" ({c.tiers_by})"),
+    Rule("inference", "", lambda c: c.engine == "eager", _half,
+         "compile the model", "torchperf compile --params FILE   # the node's parameter file",
+         lambda c, p: f"tier {c.tier} runs in eager and takes {p.p50_ms:.1f} ms (p50); {_ASSUMED}"),
+    Rule("inference", "", lambda c: _spreads(c) and c.threads > 1 and c.threads * c.stages > c.own_cores, _tail,
+         "fewer threads for each model",
+         lambda c, _: f"worker_threads: {max(c.own_cores // c.stages, 1)}",
+         lambda c, p: f"inference {_takes(p)}; {c.stages} stages have {c.threads} threads each on {c.cores} cores"),
+    Rule("inference", "", lambda c: _spreads(c) and "load" in c.lacks, _tail,
+         "end what else takes the processors, or move it", BUSIEST,
+         lambda _, p: f"inference {_takes(p)}; the machine is full"),
+    Rule("inference", "", lambda c: _spreads(c) and "governor" in c.lacks, _tail,
+         "keep the clock rate up", CLOCK_RATE,
+         lambda _, p: f"inference {_takes(p)}; see governor below"),
+    *(Rule(name, "", _always, _half, f"see what {name} does", lambda c, _: f"torchperf profile --node {c.node}",
+           lambda _, p: f"{p.name} takes {p.p50_ms:.1f} ms (p50); {_ASSUMED}")
+      for name in ("decode", "preprocess", "postprocess")),
+    Rule("publish", "", _always, _half, "see what publish does", lambda c, _: f"torchperf profile --node {c.node}",
+         lambda c, p: f"publish takes {p.p50_ms:.1f} ms (p50){_output_size(c)}; {_ASSUMED}"),
+    Rule("receive", "", _gives_large, _usual,
+         "a larger shared-memory segment for the node", LARGER_SEGMENT.format("the node"), _arrives),
+    Rule("receive", "", lambda c: not _gives_large(c), _usual,
+         "see whether the machine, or the network, is full",
+         lambda c, _: f"torchperf top --node {c.node} --once", _arrives),
+    Rule("actuation", "", _always, _usual,
+         "have the receiver take the newest output only, and do less in its callback",
+         "QoSProfile(depth=1, reliability=ReliabilityPolicy.BEST_EFFORT)   # of the receiver's subscription",
+         lambda c, p: f"{c.actuation} leaves {p.p50_ms:.1f} ms after the output that it belongs to (p50)"),
+)  # fmt: skip
+"""What follows from which evidence."""

@@ -86,7 +86,7 @@ class Split:
 
     Attributes:
         whole: stamp to publish; receipt to publish where no frame has a usable stamp.
-        arrival: how old outputs are when another subscriber has them; of no messages where nobody listened.
+        arrival: how old outputs are when another subscriber has them; of no messages without a subscriber.
         age_ms: p50 of stamp to receipt, 0 where unknown.
         slow_part: the part that makes the slowest 5 % of the frames slow, empty if it is the largest part,
             or none.
@@ -95,7 +95,7 @@ class Split:
         lost: those of them that came neither to the node nor to another subscriber.
         clock_ms: how far the clock of who stamps, or publishes, is off, as far as it is seen; NaN if it is
             not.
-        notes: what cannot be split or said, and why.
+        notes: what cannot be split, and why.
     """
 
     stage: str
@@ -128,7 +128,7 @@ def split(
 
     Args:
         log: the stage's frames.
-        heard: what another subscriber heard; None where nobody listened, as with a log.
+        heard: what another subscriber heard; None without one, as with a log.
         handed_over: its triggers are the outputs of another stage of the node.
         sim_time: the node's stamps and ages are by a simulated clock, which no publisher's time fits.
     """
@@ -202,7 +202,7 @@ def _about_stamps(frames: NDArray[np.void], *, sim_time: bool) -> tuple[list[str
         )
     if sim_time:
         notes.append(
-            "use_sim_time: stamps are by a simulated clock, so camera and transport cannot be told apart"
+            "use_sim_time: stamps are by a simulated clock, so camera and transport cannot be separated"
         )
     return notes, _median(age[odd]) if odd.any() and not sim_time else math.nan
 

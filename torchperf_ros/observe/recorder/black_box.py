@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from rosbags.rosbag2 import StoragePlugin, Writer
 
-from torchperf_ros.api.clock import NS_PER_MS, NS_PER_S, NS_PER_US, Clock, monotonic_ns
+from torchperf_ros.api.clock import NS_PER_S, NS_PER_US, Clock, monotonic_ns
 from torchperf_ros.api.messages import typestore
 from torchperf_ros.observe.telemetry.latency_record import LABELS, LatencyRecord, float64_bytes
 from torchperf_ros.observe.telemetry.record_stream import FrameRecord, MessageRecord
@@ -91,9 +91,8 @@ class BlackBox:
         """Start empty.
 
         Args:
-            setup: what the node says at its start, see the end of `node/node.py`: its topics and stages,
-                and how much is kept, in seconds before and after an incident and in MiB of each of these
-                two parts.
+            setup: the node's topics and stages, see the end of `node/node.py`, and how much is kept, in
+                seconds before and after an incident and in MiB of each of these two parts.
             evidence: where incidents go.
             clock: how long something is kept: ROS time may stand still, or jump.
         """
@@ -124,7 +123,7 @@ class BlackBox:
         """
         topics = self._inputs[record.stage]
         inputs = tuple(item for item in record.inputs if self._is_new(item, topics[item.index]))
-        size = _ROW_BYTES + len(record.answer.payload or b"") + sum(len(item.data) for item in inputs)
+        size = _ROW_BYTES + len(record.payload or b"") + sum(len(item.data) for item in inputs)
         self._keep(record, size, inputs)
 
     def _is_new(self, item: InputBytes, topic: Topic | None) -> bool:
@@ -173,8 +172,8 @@ class BlackBox:
         if isinstance(record, MessageRecord):
             yield _Entry(t_ns, self._topics[record.topic], record.data)
             return
-        answer, topics = record.answer, self._inputs[record.stage]
-        received_ns = record.t_ns - round(answer.total_ms * NS_PER_MS)
+        topics = self._inputs[record.stage]
+        received_ns = record.t_ns - (record.published_ns - record.received_ns)
         for item in sorted(
             kept.inputs, key=lambda item: -item.index
         ):  # the trigger last, as a replay needs it
@@ -184,11 +183,12 @@ class BlackBox:
                 if item.index:
                     came_ns = min(received_ns - item.waited_us * NS_PER_US, received_ns - 1)
                 yield _Entry(max(came_ns, 0), topic, data if item.index or record.is_there else None)
-        if answer.payload is not None:
-            yield _Entry(t_ns, self._outputs[record.stage], answer.payload)
-        yield _Entry(t_ns, self._row_topic, self._rows[record.stage].encode(answer))
-        if not math.isnan(record.answer_ms):  # the last stage's
-            yield _Entry(t_ns, self._latency_topic, float64_bytes(record.answer_ms))
+        if record.payload is not None:
+            yield _Entry(t_ns, self._outputs[record.stage], record.payload)
+        yield _Entry(t_ns, self._row_topic, self._rows[record.stage].of_row(record.row))
+        answer_ms = float(record.row["answer_ms"])
+        if not math.isnan(answer_ms):  # the last stage's
+            yield _Entry(t_ns, self._latency_topic, float64_bytes(answer_ms))
 
     def record(
         self,

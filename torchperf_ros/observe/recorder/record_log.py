@@ -10,28 +10,31 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from torchperf_ros.observe.telemetry.record_stream import FrameRecord
+from torchperf_ros.api.outcome import Fallback, GuardVerdict, Outcome
+from torchperf_ros.observe.recorder.record_schema import VERSION
+from torchperf_ros.observe.telemetry.record_stream import SENT, FrameRecord
 from torchperf_ros.settings.user_folder import make_private
-from torchperf_ros.stage.frame_table import FRAME, frame_row
+from torchperf_ros.stage.frame_table import KEPT
 
-VERSION = 1
 _FILES = 4
 _RECENT = 10_000
 _NAME = "records"
 _ENCODE = json.JSONEncoder(
     separators=(",", ":"), ensure_ascii=False, allow_nan=False
 ).encode  # `dumps` makes a new one
-_COLUMNS = tuple(FRAME.fields or ())[:-1]  # without the hash of the output
+_COLUMNS = SENT.names or ()
+_WRITTEN = (*(name for name, _ in KEPT), "profiled", "step")
+_WORDS: dict[str, list[str | None]] = {
+    "outcome": [outcome.word for outcome in Outcome],
+    "fallback": [*(fallback.word for fallback in Fallback), None],
+    "check": [*(verdict.word for verdict in GuardVerdict), None],
+}
+"""By index; the last is for -1, which is none."""
 _MOST_PER_S = {"frame": 1000, "event": 50}
 """Records of a kind that are written each second.
 
 What comes beyond, in a storm, is counted under `drops`.
 """
-
-
-def schema() -> str:
-    """The JSON schema of a record, as text."""
-    return (Path(__file__).parent / "records.schema.json").read_text(encoding="utf-8")
 
 
 class RecordLog:
@@ -66,24 +69,19 @@ class RecordLog:
 
     def frame(self, record: FrameRecord) -> None:
         """Add a frame."""
-        answer, tiers = record.answer, self._tiers[record.stage]
-        row: dict[str, Any] = dict(
-            zip(_COLUMNS, frame_row(answer, record.t_ns, record.answer_ms), strict=True)
-        )
-        row |= {
+        row, tiers = dict(zip(_COLUMNS, record.row.item(), strict=True)), self._tiers[record.stage]
+        shapes, tier = row["shapes"], row["tier"]
+        fields: dict[str, Any] = {name: _known(row[name]) for name in _WRITTEN}
+        fields |= {name: words[row[name]] for name, words in _WORDS.items()}
+        fields |= {
             "stage": self._names[record.stage],
-            "tier": tiers[answer.tier] if 0 <= answer.tier < len(tiers) else None,
-            "outcome": answer.outcome.word,
-            "fallback": None if answer.fallback is None else answer.fallback.word,
-            "check": None if answer.check is None else answer.check.word,
-            "reason": answer.reason,
-            "profiled": answer.profiled,
-            "step": answer.step,
-            "stale": answer.frame.stale,
-            "input_shapes": answer.shapes.decode(errors="replace") or None,
-            "batch": batch_size(answer.shapes),
+            "tier": tiers[tier] if 0 <= tier < len(tiers) else None,
+            "reason": record.reason,
+            "stale": bool(row["stale"]),
+            "input_shapes": shapes.decode(errors="replace") or None,
+            "batch": batch_size(shapes),
         }
-        self._add("frame", record.t_ns, {key: _known(value) for key, value in row.items()})
+        self._add("frame", record.t_ns, fields)
 
     def event(self, t_ns: int, fields: Mapping[str, Any]) -> None:
         """Add an event; `fields` holds its `kind`, and numbers that are not finite become null."""
@@ -116,7 +114,7 @@ class RecordLog:
         lines, self._lines = self._lines, []
         try:
             self._write(lines, t_ns)
-        except OSError as error:  # a full or read-only disk: said, counted, and tried again in a second
+        except OSError as error:  # a full or read-only disk: reported, counted, and tried again in a second
             self.problem = f"records cannot be written to {self._path}: {error}"
             self._dropped["disk"] += len(lines)
             self._begun = None
@@ -159,7 +157,7 @@ class RecordLog:
 
     def _open(self) -> int:
         """The file to append to: a new one where it is full."""
-        # a FIFO that nobody reads is an error
+        # a FIFO without a reader is an error
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK
         handle = os.open(self._path, flags, 0o666)
         if os.fstat(handle).st_size < self._file_bytes:

@@ -1,6 +1,6 @@
 """The recorder's process.
 
-Takes what the node tells, and gives it to the records, the black box and the watch.
+Takes what the node sends, and gives it to the records, the black box and the watch.
 """
 
 import contextlib
@@ -41,16 +41,14 @@ class Recorder:
     """Everything that is recorded of a node, in a process that no frame waits for."""
 
     def __init__(self, setup: Mapping[str, Any], reader: StreamReader) -> None:
-        """Take what the node said at the start, and its stream, on whose socket it also listens."""
+        """Take the node's setup, and its stream, whose socket also carries the reports back."""
         self._reader = reader
         self._setup = setup
         self._ended = False
         self._t_ns = 0
         self._lost = self._refused = 0
         self._refusal = ""
-        self._evidence = open_incidents(
-            setup["evidence_dir"], setup["evidence_count"], setup["evidence_mib"]
-        )
+        self._evidence = open_incidents(setup["evidence_dir"], setup["evidence_mib"])
         self._folder = Path(setup["record_dir"])
         stages = []
         for stage in setup["stages"]:
@@ -64,7 +62,7 @@ class Recorder:
         self._box = BlackBox(setup, self._evidence)
         self._watch: Watch | None = None
         self._watch_problem = ""
-        with self._without_fail():  # there may be a message type that nobody thought of
+        with self._without_fail():  # there may be an unforeseen message type
             self._watch = Watch(setup) if setup["watch"] else None
         self._known_ns = time.monotonic_ns()
         self._behind = False
@@ -90,7 +88,7 @@ class Recorder:
         self._box.finish()
 
     def _take_some(self) -> bool:
-        """Take what the node has told, but not so much that all else waits; False at its end."""
+        """Take what the node has sent, but not so much that all else waits; False at its end."""
         for _ in range(_MOST_AT_ONCE):
             try:
                 record = self._reader.read()
@@ -105,7 +103,7 @@ class Recorder:
                 continue
             except OSError:
                 return False
-            except Exception:  # one record that nobody thought of must not end the black box
+            except Exception:  # one unforeseen record must not end the black box
                 self._refused += 1
                 self._refusal = (
                     f"{self._refused} records were not understood, the last one:\n{traceback.format_exc()}"
@@ -158,8 +156,8 @@ class Recorder:
         return {} if self._log is None else {"records.jsonl": self._log.since(t_ns)}
 
     def _node_died(self) -> None:
-        """The stream ended without a word: nobody else is left to say what came before."""
-        signal.alarm(_LAST_WORDS_S)  # nobody is left to end this process, either, should a disk hang
+        """The stream ended without an `end`: only this process can still write what came before."""
+        signal.alarm(_LAST_WORDS_S)  # no other process would end this one, should a disk hang
         name = self._evidence.name("node-died")
         self._record(
             name, f"node {self._setup['node']} (pid {self._setup['pid']}) is gone without a word", ""
@@ -173,7 +171,7 @@ class Recorder:
 
     def _tick(self) -> None:
         lost = self._reader.lost
-        self._tell_findings()
+        self._send_findings()
         if self._log is not None:
             self._log.tick(self._t_ns, lost - self._lost)
         self._lost = lost
@@ -185,7 +183,7 @@ class Recorder:
             self._refusal,
         ]
         more = {} if self._watch is None else {"gpu": self._watch.gpu}
-        self._say(
+        self._send(
             kind="status",
             problem="; ".join(filter(None, problems)),
             written=self._log.written if self._log else 0,
@@ -196,13 +194,13 @@ class Recorder:
             **more,
         )
 
-    def _tell_findings(self) -> None:
+    def _send_findings(self) -> None:
         findings: list[Alert] = []
         with self._without_fail():
             findings = [] if self._watch is None else self._watch.tick(time.monotonic_ns(), self._known_ns)
         for found in findings:
             values = dict(found.values)
-            self._say(
+            self._send(
                 kind="finding",
                 level=found.level.name,
                 name=found.name,
@@ -217,13 +215,13 @@ class Recorder:
         """An error of the watch ends the watch: what is recorded must not depend on it."""
         try:
             yield
-        except Exception:  # the watch's boundary: said in each status from now on
+        except Exception:  # the watch's boundary: each status names it from now on
             self._watch = None
             self._watch_problem = (
                 f"the watch has ended, nothing is judged any more:\n{traceback.format_exc()}"
             )
 
-    def _say(self, **fields: Any) -> None:  # noqa: ANN401 - JSON
+    def _send(self, **fields: Any) -> None:  # noqa: ANN401 - JSON
         with contextlib.suppress(OSError):  # the node does not listen at present; it hears the next one
             self._reader.socket.send(event_bytes(fields)[0])
 

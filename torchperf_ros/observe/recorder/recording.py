@@ -1,6 +1,6 @@
 """The node's side of the recorder.
 
-Starts its process, tells it what happens, and replaces one that is gone.
+Starts its process, sends it what happens, and replaces one that is gone.
 
 A recorder says something each second. One that does not, as it is stopped or its disk hangs, is killed and
 replaced.
@@ -89,7 +89,7 @@ class RecorderProcess:
             return str(psutil.STATUS_ZOMBIE)
 
     def heard(self) -> Iterator[dict[str, Any]]:
-        """What it has said since the last call.
+        """Its messages since the last call.
 
         Raises:
             ProtocolError: it is gone, or says something that is no JSON object; the message holds what it
@@ -114,7 +114,7 @@ class RecorderProcess:
     def kill(self) -> None:
         """Have it end at once.
 
-        Nobody waits: where it waits for a disk, that may take as long as the disk does.
+        Returns at once: where the process waits for a disk, its end may take as long as the disk does.
         """
         self._writer.disconnect()
         self._process.kill()
@@ -138,7 +138,9 @@ class RecorderProcess:
             except subprocess.TimeoutExpired:
                 problem = f"the recorder was not done after {_END_S:g} s: an incident may be lost"
         self.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # it waits for a disk, and nobody for it
+        with contextlib.suppress(
+            subprocess.TimeoutExpired
+        ):  # it waits for a disk, and this process does not
             self._process.wait(_ENDS_WITHIN_S)
         self.has_ended()
         return problem
@@ -149,10 +151,8 @@ _PASS_ON_S = 0.05
 _PARAMETERS = (
     "record_mib",
     "evidence_dir",
-    "evidence_count",
     "evidence_mib",
     "black_box_s",
-    "black_box_after_s",
     "black_box_mib",
     "watch",
 )
@@ -192,16 +192,18 @@ class Recording:
 
         Rings of stages that have triggers for the black box keep them for its seconds.
         """
-        self.status: dict[str, Any] = {}  # what the recorder last said of itself
+        self.status: dict[str, Any] = {}  # the recorder's last report on itself
         self.problem = ""  # why nothing is recorded at present, empty if all is well
         self.restarts = 0  # recorders that had to be replaced; at most one in 10 s
         self.ros_offset_ns = int(setup["ros_offset_ns"])
-        self._evidence = open_incidents(config.evidence_dir, config.evidence_count, config.evidence_mib)
+        self._evidence = open_incidents(config.evidence_dir, config.evidence_mib)
         default = node_folder(user_folder("XDG_STATE_HOME", ".local/state") / "records", setup["node"])
         records = Path(config.record_dir).expanduser() if config.record_dir else default
+        after_s = config.black_box_s / 2
         self._setup = {
             **setup,
             **{name: getattr(config, name) for name in _PARAMETERS},
+            "black_box_after_s": after_s,
             "record_dir": str(records),
         }
         self._stage_fds = [ring.fd for ring in rings]
@@ -210,14 +212,14 @@ class Recording:
             if stage["inputs"] and stage["inputs"][0] is not None:
                 ring.keep(config.black_box_s + _LATE_S, extra)
         self._writer = StreamWriter(max(record_size([stage.max_frame_bytes]) for stage in config.stages))
-        self._after_ns = round(config.black_box_after_s * NS_PER_S)
+        self._after_ns = round(after_s * NS_PER_S)
         self._incident = ("", 0)
         self._index = {topic: index for index, (topic, _) in enumerate([*setup["topics"], *setup["heard"]])}
         self._messages: deque[tuple[str, int, bytes]] = deque(maxlen=_MOST_WAITING)
         self._waiting: deque[tuple[int, dict[str, Any]]] = deque(maxlen=_MOST_WAITING)
         # Counted without a lock: two threads may lose some of it, but only until the next pass, which
         # begins anew.
-        self._waiting_bytes = self._told_bytes = 0
+        self._waiting_bytes = self._event_bytes = 0
         self._unpassed = ""  # the last error of passing on, and how many there were
         self._pass_errors = 0
         self._lock = threading.Lock()
@@ -270,9 +272,7 @@ class Recording:
         while self._messages or self._answers:
             try:
                 self._pass_some()
-            except (
-                Exception
-            ):  # the threads' boundary: one thing that nobody thought of must not end the records
+            except Exception:  # the threads' boundary: one unforeseen thing must not end the records
                 self._pass_errors += 1
                 self._writer.lost += 1
                 what = (
@@ -293,7 +293,7 @@ class Recording:
 
     @property
     def cut(self) -> int:
-        """Events that were told without the end of their texts, as they were too large."""
+        """Events whose texts were cut, as they were too large."""
         return self._writer.cut
 
     def unable(self) -> str:
@@ -308,13 +308,13 @@ class Recording:
             return f"the recorder has made no progress for {silent_s:.0f} s ({state})"
         return ""
 
-    def tell(self, t_ns: int, **fields: Any) -> None:  # noqa: ANN401 - JSON
+    def event(self, t_ns: int, **fields: Any) -> None:  # noqa: ANN401 - JSON
         """Anything else, with its `kind`, from any thread; it is passed on within a second."""
         size_bytes = sum(len(value) for value in fields.values() if isinstance(value, str))
-        if len(self._waiting) >= _MOST_WAITING or self._told_bytes + size_bytes > _MOST_WAITING_BYTES:
+        if len(self._waiting) >= _MOST_WAITING or self._event_bytes + size_bytes > _MOST_WAITING_BYTES:
             self._writer.lost += 1
             return
-        self._told_bytes += size_bytes
+        self._event_bytes += size_bytes
         self._waiting.append((t_ns, fields))
 
     def incident(self, what: str, now_ns: int) -> str:
@@ -341,14 +341,14 @@ class Recording:
     def step(self) -> list[dict[str, Any]]:
         """Once a second.
 
-        Pass on what was told, and hear what the recorder says; another one is started if need be.
+        Pass on what has come, and read what the recorder reports; start another one if need be.
         """
         with self._lock:
             return self._step()
 
     def _step(self) -> list[dict[str, Any]]:
         self._pass_waiting()
-        self._told_bytes = 0
+        self._event_bytes = 0
         while self._waiting:
             self._writer.event(*self._waiting.popleft())
         if self._process is None:

@@ -1,4 +1,4 @@
-"""The one description of a machine, for everyone who reports figures; it does not import torch."""
+"""The one description of a machine, for all that report figures; it does not import torch."""
 
 import contextlib
 import ctypes
@@ -52,8 +52,8 @@ def machine_now(device: str = "cpu") -> dict[str, object]:
 class ProcessorShare:
     """How much of the machine's processor time others took since this object was made.
 
-    Own is what this process and its descendants use. One whose parent is killed becomes a child of this
-    process, so that what it used is known when it is gone, too.
+    Own time is that of this process and its descendants. A descendant whose parent is killed becomes a
+    child of this process, so that its time still counts after its end.
     """
 
     def __init__(self) -> None:
@@ -61,15 +61,12 @@ class ProcessorShare:
         self._start = _processor_s()
 
     def of_others(self) -> float:
-        """What other processes used here, 0 to 1.
-
-        The first thing to know about a deadline that was missed.
-        """
+        """The share of processor time that other processes used here, 0 to 1."""
         busy_s, own_s, _, all_s = self._since()
         return min(max(busy_s - own_s, 0.0) / all_s, 1.0)
 
     def stolen(self) -> float:
-        """What the host of a virtual machine took for others, 0 to 1."""
+        """The share that the host of a virtual machine took for others, 0 to 1."""
         _, _, stolen_s, all_s = self._since()
         return stolen_s / all_s
 

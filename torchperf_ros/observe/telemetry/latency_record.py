@@ -8,7 +8,7 @@ import numpy as np
 
 from torchperf_ros.api.messages import encode, message_class
 from torchperf_ros.stage.frame import Answer
-from torchperf_ros.stage.frame_table import WIRE, wire_row
+from torchperf_ros.stage.frame_table import NULLABLE, WIRE, wire_row
 
 _FLOAT64 = struct.Struct("<d")
 _TYPE = "std_msgs/msg/Float64MultiArray"
@@ -47,7 +47,6 @@ class LatencyRecord:
     """Encodes answers of one stage, the one at `stage_index` of the parameter `stages`."""
 
     def __init__(self, stage_index: int) -> None:
-        """Take the stage's index."""
         self.stage_index = stage_index
         array = LabelledArray(LABELS)
         self._prefix, self._pack = array.prefix, array.pack  # a call less for each frame
@@ -55,3 +54,9 @@ class LatencyRecord:
     def encode(self, answer: Answer) -> bytes:
         """CDR bytes of the row; NaN where unknown, where no fallback was needed, or without a guard."""
         return self._prefix + self._pack(self.stage_index, *wire_row(answer, math.nan))
+
+    def of_row(self, row: np.void) -> bytes:
+        """The same bytes of a row of `KEPT`, which has -1 for what is unknown."""
+        values = dict(zip(row.dtype.names or (), row.item(), strict=True))
+        known = (math.nan if name in NULLABLE and values[name] < 0 else values[name] for name, _ in WIRE)
+        return self._prefix + self._pack(self.stage_index, *known)

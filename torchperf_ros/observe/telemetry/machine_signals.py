@@ -39,7 +39,7 @@ class _Process(NamedTuple):
 
 
 class MachineSignals:
-    """Reads the machine once a second; all processes are looked through only when somebody asks.
+    """Reads the machine once a second; all processes are looked through only by `scan`.
 
     Attributes:
         too_hot_c: by thermal zone, the temperature from which on it throttles, where it says so.

@@ -17,7 +17,7 @@ _THROTTLED = {
     0x08: "slowed down by hardware",
     0x80: "power brake",
 }
-"""NVML's reasons for lower clocks that are told; a power cap or idle clocks are how cards work."""
+"""NVML's reasons for lower clocks that lead to an alert; a power cap or idle clocks are how cards work."""
 _BY_BUS = "PCI_BUS_ID"
 _JETSON_GPUS = ("gpu", "ga10b", "gv11b", "gp10b", "gm20b", "gb10b")
 

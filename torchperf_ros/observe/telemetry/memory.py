@@ -40,7 +40,6 @@ class ProportionalMemory:
     """
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
-        """Take the folder of processes."""
         self._proc = proc
         self._read: dict[int, tuple[float, int]] = {}
 
@@ -57,7 +56,7 @@ class ProportionalMemory:
         return {pid: size for pid, (_, size) in self._read.items() if size}
 
     def _pss_bytes(self, pid: int) -> int:
-        """Of one process; 0 where the kernel does not tell, or not us."""
+        """Of one process; 0 where the kernel does not let this process read it."""
         try:
             lines = (self._proc / str(pid) / "smaps_rollup").read_bytes().splitlines()
         except OSError:  # it has ended, belongs to another user, or the kernel is older than 4.14
@@ -70,7 +69,7 @@ class MemoryUse:
     """One sample in bytes.
 
     Attributes:
-        told: what the workers report themselves, summed: `history`, `kept` (freed, and not given back); on
+        by_workers: what the workers report themselves, summed: `history`, `kept` (freed, and not given back); on
             CUDA `allocated`, `reserved`, `peak`, `inactive_split`, the counts `retries` and `ooms`, and of
             the device the least `free` and `total`.
         pss_by_pid: proportional memory of the node and the workers, as far as it was read.
@@ -79,46 +78,46 @@ class MemoryUse:
     # resident memory of the node process, without shared memory: each process would count it anew
     node_rss: int
     rss_by_pid: dict[int, int]  # the same of each worker
-    told: dict[str, int]
+    by_workers: dict[str, int]
     shared: int  # shared memory that the stages' rings have touched
     pss_by_pid: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def workers_mib(self) -> float:
         """The headline figure: device memory on CUDA, resident memory on the CPU, in MiB."""
-        return self.told.get("allocated", sum(self.rss_by_pid.values())) / _MIB
+        return self.by_workers.get("allocated", sum(self.rss_by_pid.values())) / _MIB
 
     def used_share(self, limit_mib: int) -> float:
         """The part of the limit for all workers that is in use; above 1 beyond it.
 
-        A limit of 0 is the CUDA device, whoever fills it, or this machine's memory.
+        A limit of 0 is the CUDA device with all its users, or this machine's memory.
         """
         if limit_mib:
             return self.workers_mib / limit_mib
-        if "total" in self.told:
-            kept = self.told.get("reserved", 0) - self.told.get(
+        if "total" in self.by_workers:
+            kept = self.by_workers.get("reserved", 0) - self.by_workers.get(
                 "allocated", 0
             )  # torch's, for its next tensors
-            return 1.0 - (self.told["free"] + kept) / self.told["total"]
+            return 1.0 - (self.by_workers["free"] + kept) / self.by_workers["total"]
         return sum(self.rss_by_pid.values()) / float(psutil.virtual_memory().total)
 
     def row(self) -> list[float]:
         """Values for `LABELS`, in MiB but for the counts; NaN where not measured."""
         nan = float("nan")
-        told = [self.told.get(key, nan) for key in ("allocated", "reserved", "free", "history")]
+        by_workers = [self.by_workers.get(key, nan) for key in ("allocated", "reserved", "free", "history")]
         pss = [self.pss_by_pid.get(pid, nan) for pid in self.rss_by_pid]
         values = [
             self.node_rss,
             sum(self.rss_by_pid.values()),
-            *told,
+            *by_workers,
             self.shared,
             self.pss_by_pid.get(os.getpid(), nan),
             sum(pss),
-            self.told.get("peak", nan),
-            self.told.get("inactive_split", nan),
+            self.by_workers.get("peak", nan),
+            self.by_workers.get("inactive_split", nan),
         ]
-        counts = [self.told.get("retries", nan), self.told.get("ooms", nan)]
-        return [*(value / _MIB for value in values), *counts, self.told.get("kept", nan) / _MIB]
+        counts = [self.by_workers.get("retries", nan), self.by_workers.get("ooms", nan)]
+        return [*(value / _MIB for value in values), *counts, self.by_workers.get("kept", nan) / _MIB]
 
 
 def sample_memory(stages: Iterable[Stage], proportional: ProportionalMemory | None = None) -> MemoryUse:
@@ -127,17 +126,17 @@ def sample_memory(stages: Iterable[Stage], proportional: ProportionalMemory | No
     `proportional` reads PSS now and then; without it, nothing does.
     """
     workers = [worker for stage in stages for worker in stage.everyone]
-    told: dict[str, int] = {}
+    by_workers: dict[str, int] = {}
     for worker in workers:
         for key, value in worker.memory_bytes.items():
             if key in {"free", "total"}:
-                told[key] = min(told.get(key, value), value)
+                by_workers[key] = min(by_workers.get(key, value), value)
             else:
-                told[key] = told.get(key, 0) + value
+                by_workers[key] = by_workers.get(key, 0) + value
     rss = {worker.pid: rss for worker in workers if (rss := _own_rss_bytes(worker.pid)) is not None}
     pss = proportional.sample([os.getpid(), *rss], time.monotonic()) if proportional is not None else {}
     shared = sum(stage.pool.ring.used_bytes for stage in stages)
-    return MemoryUse(_own_rss_bytes(os.getpid()) or 0, rss, told, shared, pss)
+    return MemoryUse(_own_rss_bytes(os.getpid()) or 0, rss, by_workers, shared, pss)
 
 
 def _own_rss_bytes(pid: int) -> int | None:

@@ -8,10 +8,13 @@ tolerated, so that a view can look at any version of the node. Messages may be r
 import math
 from collections import deque
 from dataclasses import dataclass, field
-from statistics import linear_regression, median
+from statistics import median
 from typing import Any, Final
 
+import numpy as np
+
 from torchperf_ros.api.outcome import Fallback, Outcome
+from torchperf_ros.stage.trend import theil_sen_slope
 
 NODE_STATUS: Final = "node"
 STATUS_PREFIX: Final = "perf: "
@@ -34,7 +37,7 @@ _KINDS: Final = ("ok", "warn", "error", "warn")
 
 
 @dataclass(frozen=True)
-class Event:
+class NodeEvent:
     """One line of the list of events."""
 
     at_s: float  # seconds since the listening began
@@ -99,12 +102,13 @@ class StageState:
         near = min(self.recent, key=lambda record: abs(record.stamp_ns - stamp_ns), default=None)
         return near if near is not None and abs(near.stamp_ns - stamp_ns) <= _MATCH_NS else None
 
+    def number(self, key: str) -> float:
+        """A number from the diagnostics, NaN if it is unknown."""
+        return number_of(self.values.get(key))
+
     def count(self, key: str) -> int | None:
         """A counter from the diagnostics, None if it is unknown."""
-        try:
-            return int(float(self.values[key]))
-        except (KeyError, ValueError, OverflowError):
-            return None
+        return int(number) if math.isfinite(number := self.number(key)) else None
 
     @property
     def rate_hz(self) -> float:
@@ -198,12 +202,11 @@ class NodeState:
     """
 
     def __init__(self, name: str) -> None:
-        """Know its name and nothing else."""
         self.name = name  # for example `/perf`
         self.elapsed_s = 0.0  # since the listening began; events get this time
         self.stages: dict[str, StageState] = {}  # by name, in the order of the node's report
         self.node: dict[str, str] = {}  # keys and values of the node's own status
-        self.events: deque[Event] = deque(maxlen=_EVENTS)  # the last ones, oldest first
+        self.events: deque[NodeEvent] = deque(maxlen=_EVENTS)  # the last ones, oldest first
         self.event_count = 0  # how many there were
         self.end_to_end_ms: deque[float] = deque(maxlen=300)  # the last values of `/perf/latency`
         self.memory: deque[tuple[float, float]] = deque(maxlen=_MEMORY_SAMPLES)
@@ -212,7 +215,9 @@ class NodeState:
         self.others: set[str] = set()  # nodes that were heard instead, by their names
         self.heard_s = -math.inf  # when it reported last, -inf before
         self.restarts = 0  # how often another process took its name since the listening began
-        self.alerts: list[Event] = []  # what goes on now, by the node's own status; also for who joins late
+        self.alerts: list[
+            NodeEvent
+        ] = []  # what goes on now, by the node's own status; also for who joins late
         self._heard_pids: dict[str, float] = {}  # when each process of this name reported last
         self._warnings: set[str] = set()
         self._evidence: set[str] = set()
@@ -235,11 +240,11 @@ class NodeState:
 
     @property
     def memory_trend(self) -> float:
-        """Slope of the workers' memory in MiB per minute, least squares; NaN with too few samples."""
+        """Slope of the workers' memory in MiB per minute, by Theil and Sen; NaN with too few samples."""
         if len(self.memory) < _LEAST_SAMPLES or self.memory[0][0] == self.memory[-1][0]:
             return math.nan
-        times, values = zip(*self.memory, strict=True)
-        return linear_regression(times, values).slope * _S_PER_MIN
+        times, values = np.array(self.memory).T
+        return theil_sen_slope(times, values) * _S_PER_MIN
 
     def at(self, elapsed_s: float) -> None:
         """Let time pass; a silence that begins is an event."""
@@ -251,7 +256,7 @@ class NodeState:
     def event(self, kind: str, source: str, text: str) -> None:
         """Add an event, now."""
         self.event_count += 1
-        self.events.append(Event(self.elapsed_s, kind, source, " ".join(text.split())))
+        self.events.append(NodeEvent(self.elapsed_s, kind, source, " ".join(text.split())))
 
     # std_msgs/Float64MultiArray
     def on_frame(self, message: Any, published_ns: int) -> None:  # noqa: ANN401
@@ -379,16 +384,24 @@ class NodeState:
             old.clear()
         return False
 
-    def _alert(self, key: str, value: str) -> Event:
+    def _alert(self, key: str, value: str) -> NodeEvent:
         level, _, text = value.partition(" ")
         source, _, what = key.removeprefix(_ALERT).partition(": ")
-        return Event(self.elapsed_s, level.lower(), source, f"{what}: {text}")
+        return NodeEvent(self.elapsed_s, level.lower(), source, f"{what}: {text}")
 
     def _warn(self, status: Any) -> None:  # noqa: ANN401 - diagnostic_msgs/DiagnosticStatus
         """Report once what stands on `/diagnostics` beside the stages, an input of the wrong type for example."""
         if (kind := _kind(status)) != "ok" and status.message not in self._warnings:
             self._warnings.add(status.message)
             self.event(kind, NODE_STATUS, status.message)
+
+
+def number_of(text: str | None) -> float:
+    """The number of a status's value; NaN where there is none."""
+    try:
+        return float(text or math.nan)
+    except ValueError:
+        return math.nan
 
 
 def by_label(message: Any) -> dict[str, float]:  # noqa: ANN401 - std_msgs/Float64MultiArray

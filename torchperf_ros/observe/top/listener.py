@@ -17,8 +17,9 @@ from rclpy.signals import SignalHandlerOptions
 from torchperf_ros.api.cdr import header_stamp_ns
 from torchperf_ros.api.errors import UnknownMessageType
 from torchperf_ros.api.messages import has_header
-from torchperf_ros.node.endpoints import HEARD_QOS, ros_message_class
-from torchperf_ros.observe.runs.run_log import RunLog, RunLogBuilder, RunLogError
+from torchperf_ros.observe.ros_types import HEARD_QOS, ros_message_class
+from torchperf_ros.observe.runs.run_builder import RunLogBuilder
+from torchperf_ros.observe.runs.run_log import RunLog, RunLogError
 from torchperf_ros.observe.telemetry.node_state import NodeState, by_label
 from torchperf_ros.workers.process_setup import held_interrupt
 

@@ -32,7 +32,7 @@ _WEB_FONT: Final = re.compile(
 
 @contextlib.contextmanager
 def key_presses() -> Iterator[Callable[[], str]]:
-    """Gives what tells the keys since the last time, unseen.
+    """Gives a function that returns the keys pressed since the last call; they are not echoed.
 
     Where standard input is no terminal, none ever come.
     """

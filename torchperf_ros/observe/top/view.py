@@ -17,7 +17,13 @@ from rich.text import Text
 
 from torchperf_ros.api.outcome import Fallback, GuardVerdict, Outcome
 from torchperf_ros.api.text import percent
-from torchperf_ros.observe.telemetry.node_state import Event, NodeState, SeenFrame, StageState
+from torchperf_ros.observe.telemetry.node_state import (
+    NodeEvent,
+    NodeState,
+    SeenFrame,
+    StageState,
+    number_of,
+)
 
 HEAD_ROWS: Final = 2
 _LEAST_STAGE_ROWS: Final = 3
@@ -168,7 +174,7 @@ def node_line(node: NodeState) -> str:
     return " | ".join(parts)
 
 
-def event_line(event: Event, began_s: float | None = None, *, now: bool = False) -> Text:
+def event_line(event: NodeEvent, began_s: float | None = None, *, now: bool = False) -> Text:
     """An event in one line; its time as in `node_picture`, or the word `now`."""
     mark, colour = _EVENT_MARKS.get(event.kind, _EVENT_MARKS["note"])
     at = (
@@ -192,7 +198,7 @@ def _news(node: NodeState, width: int, count: int, began_s: float | None) -> lis
     return alerts + rows
 
 
-def _wrapped(line: Text, event: Event, width: int, most: int) -> list[Text]:
+def _wrapped(line: Text, event: NodeEvent, width: int, most: int) -> list[Text]:
     if most <= 0:
         return []
     indent, most = len(line) - len(event.text), min(most, _MOST_EVENT_ROWS)
@@ -319,7 +325,7 @@ def _latency(stage: StageState, width: int) -> Text:
         row.append(f"{key.removesuffix('_ms')} ", "grey62").append(
             f"{short(stage.values.get(key)):>5}{unit}  ", "bold"
         )
-    p50, p99, budget = (_float(stage.values.get(key)) for key in ("p50_ms", "p99_ms", "budget_ms"))
+    p50, p99, budget = map(stage.number, ("p50_ms", "p99_ms", "budget_ms"))
     cells = width - row.cell_len - 1
     # no room
     if cells < 10 or not all(math.isfinite(x) for x in (p50, p99, budget)) or budget <= 0:  # noqa: PLR2004
@@ -438,15 +444,8 @@ def _known(counts: Mapping[str, int | None]) -> dict[str, int | str | None]:
     return {name: count for name, count in counts.items() if count}
 
 
-def _float(text: str | None) -> float:
-    try:
-        return float(text) if text else math.nan
-    except ValueError:
-        return math.nan
-
-
 def short(text: str | None) -> str:
     """A number of a status in at most four characters, a dash if it is none."""
-    number = _float(text)
+    number = number_of(text)
     # four characters
     return f"{number:.{int(number < 100)}f}" if math.isfinite(number) else DASH  # noqa: PLR2004

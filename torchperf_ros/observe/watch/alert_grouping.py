@@ -38,7 +38,6 @@ class AlertGrouping:
     """Collects alerts from any thread, and once a second turns them into what is published."""
 
     def __init__(self) -> None:
-        """Start with nothing open."""
         self.lost = 0  # alerts that came faster than they were collected, or when too many were open
         self._waiting: deque[tuple[int, Alert]] = deque()
         self._open: dict[str, _Open] = {}
@@ -152,7 +151,6 @@ class LastAlerts:
     """
 
     def __init__(self) -> None:
-        """Nothing found."""
         self._found: Sequence[Alert] = ()
         self._found_ns = 0
 

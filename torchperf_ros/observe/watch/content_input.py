@@ -1,6 +1,6 @@
 """What a stage's inputs hold.
 
-Frozen, black or empty ones look like any other to whoever only counts frames.
+Frozen, black or empty ones look like any other to a program that only counts frames.
 """
 
 import contextlib

@@ -24,7 +24,7 @@ _SCORES = frozenset({"score", "confidence", "probability"})
 _MARKERS = "visualization_msgs/msg/MarkerArray"
 _DELETING = frozenset({2, 3})  # actions of a marker that is no object
 _DEEPEST = 4
-_HEADER_END, _SAMPLES = 12, 4096  # bytes of an input by which two are told apart
+_HEADER_END, _SAMPLES = 12, 4096  # bytes of an input by which two are compared
 _STAMP = struct.Struct("<iI")
 _LEAST_S, _FACTOR = 10.0, 3.0
 _KNOWN_S = 30.0
@@ -39,7 +39,6 @@ class Stretch:
     """How long something has been so without a break, and whether that is longer than it ever was."""
 
     def __init__(self) -> None:
-        """Begin with the first call of `update`."""
         self.longest_s = 0.0  # the longest stretch that is over
         self._first_ns = self._since_ns = self._last_ns = 0
 
@@ -86,19 +85,20 @@ class OutputContent:
 
     def take(self, record: FrameRecord) -> None:
         """Take a frame: its own result only, nothing held, backed up or made."""
-        now_ns, output = record.answer.frame.received_ns, record.answer.payload
-        if record.answer.outcome is not Outcome.ON_TIME or output is None or now_ns < self._next_look_ns:
+        now_ns, output = record.received_ns, record.payload
+        if not self._type_name or output is None or now_ns < self._next_look_ns:
             return
-        if not self._type_name or len(output) > _MOST_BYTES:
+        if record.row["outcome"] != Outcome.ON_TIME or len(output) > _MOST_BYTES:
             return
         self._next_look_ns = now_ns + _LOOK_EVERY_NS
         try:
             message = decode(output, self._type_name)
-        except TorchperfError:  # an adapter's own way to encode; nothing can be said of it
+        except TorchperfError:  # an adapter's own way to encode, which cannot be judged
             return
         count, scores = statistics_of(message, self._type_name)
-        if record.answer.tier != self._tier:
-            self._tier = record.answer.tier
+        tier = int(record.row["tier"])
+        if tier != self._tier:
+            self._tier = tier
             for found in self._found.values():
                 found.clear()
         if not math.isnan(count):
@@ -110,9 +110,9 @@ class OutputContent:
 
     def _has_frozen(self, record: FrameRecord, trigger: bytes | memoryview, count: float) -> bool:
         """Whether the output is the one before, apart from its stamp, while what it comes from is another."""
-        stamp = _STAMP.pack(*divmod(record.answer.frame.stamp_ns, NS_PER_S))
+        stamp = _STAMP.pack(*divmod(int(record.row["stamp_ns"]), NS_PER_S))
         sample = bytes(trigger[_HEADER_END :: max(1, len(trigger) // _SAMPLES)])
-        now = ((record.answer.payload or b"").replace(stamp, b""), sample)
+        now = ((record.payload or b"").replace(stamp, b""), sample)
         last, self._last = self._last, now
         return last is not None and count != 0 and now[0] == last[0] and now[1] != last[1]
 

@@ -1,4 +1,4 @@
-"""What of the machine is a cause of trouble.
+"""Causes of trouble in the machine.
 
 Load by others, memory that runs out, heat, a card that is throttled.
 """
@@ -27,7 +27,6 @@ class MachineWatch:
     """Judges the machine once a second, by what the stages suffered meanwhile."""
 
     def __init__(self, signals: MachineSignals, gpu: Gpu) -> None:
-        """Take the sources: of the machine, and of the card."""
         self.values: dict[str, float] = {}  # what was read last, by name
         self._signals = signals
         self._gpu = gpu

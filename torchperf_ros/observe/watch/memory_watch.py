@@ -2,11 +2,10 @@
 
 What grows for good, how fast, and how long that can last.
 
-It tells a leak from noise, steps, warm-up and the sawtooth of a garbage collector; `docs/watching.md` says
+It separates a leak from noise, steps, warm-up and the sawtooth of a garbage collector; `docs/watching.md` says
 how and the reason of each.
 """
 
-import functools
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ import psutil
 from numpy.typing import NDArray
 
 from torchperf_ros.api.alert import Alert, Level
+from torchperf_ros.stage.trend import pairs_of, theil_sen_slope
 
 if TYPE_CHECKING:
     from torchperf_ros.observe.telemetry.memory import MemoryUse
@@ -105,7 +105,6 @@ class MemoryTrend:
     """
 
     def __init__(self) -> None:
-        """Start with nothing known."""
         self._scales = [_Scale(bucket_s) for bucket_s in _BUCKETS_S]
         self._began_s: float | None = None
 
@@ -197,7 +196,7 @@ class _Sample(NamedTuple):
     worker: Mapping[str, str]  # number, process and tier; empty for the node
 
 
-class _Series(NamedTuple):
+class _MemorySeries(NamedTuple):
     """A sample with what came before it."""
 
     now: _Sample
@@ -214,8 +213,7 @@ class MemoryWatch:
     """One trend for each series; a replaced worker begins new ones. Called once a second, by one thread."""
 
     def __init__(self) -> None:
-        """Start with nothing known."""
-        self._series: list[_Series] = []
+        self._series: list[_MemorySeries] = []
 
     def step(
         self, use: "MemoryUse", stages: "Sequence[Stage]", limit_mib: int, now_s: float
@@ -227,7 +225,9 @@ class MemoryWatch:
         known = {(series.now.owner, series.now.key): series for series in self._series}
         self._series = []
         for sample in _samples(use, stages, limit_mib):
-            before = known.get((sample.owner, sample.key)) or _Series(sample, MemoryTrend(), sample.mib)
+            before = known.get((sample.owner, sample.key)) or _MemorySeries(
+                sample, MemoryTrend(), sample.mib
+            )
             before.trend.add(now_s, sample.mib)
             self._series.append(before._replace(now=sample))
         owners = dict.fromkeys(series.now.owner for series in self._series)
@@ -261,7 +261,7 @@ class MemoryWatch:
         most = max((growth.mib_per_hour for growth in known if growth is not None), default=math.nan)
         return {"memory_growth_mib_per_hour": f"{most:.3f}", "memory_exhausted_in_s": "nan"}
 
-    def _worst(self, owner: str) -> tuple[_Series, Growth] | None:
+    def _worst(self, owner: str) -> tuple[_MemorySeries, Growth] | None:
         """The owner's series whose memory is used up first."""
         judged = [
             (one, one.trend.suspicion(one.now.room_mib)) for one in self._series if one.now.owner == owner
@@ -270,7 +270,7 @@ class MemoryWatch:
         return min(found, key=lambda each: each[1].lasts_s(each[0].now.room_mib), default=None)
 
 
-def _alert(series: _Series, growth: Growth) -> Alert:
+def _alert(series: _MemorySeries, growth: Growth) -> Alert:
     now = series.now
     left_s = growth.lasts_s(now.room_mib)
     left = f"{left_s / 3600:.1f} h" if left_s >= 3600 else f"{left_s / 60:.0f} min"  # noqa: PLR2004
@@ -292,7 +292,7 @@ def _alert(series: _Series, growth: Growth) -> Alert:
 def _samples(use: "MemoryUse", stages: "Sequence[Stage]", limit_mib: int) -> Iterator[_Sample]:
     """Every series; of workers only those that are ready, as loading is growth, too."""
     available = psutil.virtual_memory().available / _MIB
-    on_cuda = "allocated" in use.told
+    on_cuda = "allocated" in use.by_workers
     room = max(0.0, limit_mib - use.workers_mib) if limit_mib else math.inf
     rss_room = available if on_cuda else min(room, available)
     yield _Sample(NODE, "", "resident memory of the node", use.node_rss / _MIB, available, {})
@@ -316,7 +316,7 @@ def _samples(use: "MemoryUse", stages: "Sequence[Stage]", limit_mib: int) -> Ite
                 yield _Sample(owner, key, f"resident memory {of}", rss / _MIB, rss_room, named)
             for kind, words in _SERIES.items():
                 if (used := worker.memory_bytes.get(kind)) is not None:
-                    left = rss_room if kind == "history" else min(room, use.told["free"] / _MIB)
+                    left = rss_room if kind == "history" else min(room, use.by_workers["free"] / _MIB)
                     yield _Sample(owner, f"{worker.pid} {kind}", f"{words} {of}", used / _MIB, left, named)
 
 
@@ -325,31 +325,13 @@ def _values(growth: Growth, room_mib: float) -> dict[str, str]:
     return {"memory_growth_mib_per_hour": f"{growth.mib_per_hour:.3f}", "memory_exhausted_in_s": lasts}
 
 
-@functools.lru_cache(
-    maxsize=2
-)  # asked for twice for each window; those of every size there ever was would be a leak
-def _pairs(n: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Places of the first and of the second point of every pair."""
-    first, second = np.triu_indices(n, 1)
-    return first, second
-
-
-def theil_sen_slope(times: _Array, values: _Array) -> float:
-    """Median of the slopes of all pairs (Theil 1950, Sen 1968): a third of the points may lie anywhere.
-
-    Both have the shape (n,), n >= 2; times rise.
-    """
-    first, second = _pairs(len(times))
-    return float(np.median((values[second] - values[first]) / (times[second] - times[first])))
-
-
 def mann_kendall_p(values: _Array) -> float:
     """One-sided p-value of the Mann-Kendall test against "no growth".
 
     `values`: shape (n,), in order of time.
     """
     n = len(values)
-    first, second = _pairs(n)
+    first, second = pairs_of(n)
     score = float(np.sum(np.sign(values[second] - values[first])))
     return 1.0 - NormalDist().cdf(score / math.sqrt(n * (n - 1) * (2 * n + 5) / 18))
 

@@ -63,7 +63,7 @@ class Picture(NamedTuple):
     is_light: bool = True
 
 
-class Standing(NamedTuple):
+class FrozenParts(NamedTuple):
     """The parts of a picture that have frozen: their share of it, their extent in words, and since when."""
 
     share: float
@@ -187,8 +187,7 @@ class Stillness:
     """
 
     def __init__(self) -> None:
-        """Begin with the first look."""
-        self.standing: Standing | None = None
+        self.standing: FrozenParts | None = None
         self._values: NDArray[Any] | None = None
         self._detail: NDArray[Any] | None = None
         self._sure = False
@@ -232,7 +231,7 @@ class Stillness:
             self._sure = True
         self._detail = picture.values
 
-    def _judge(self, shows: NDArray[np.bool_], now_ns: int) -> Standing | None:
+    def _judge(self, shows: NDArray[np.bool_], now_ns: int) -> FrozenParts | None:
         parts, least_s = frozen_at_once(shows, self._live, self._stood), _STANDS_S
         if not parts.any():
             parts, least_s = never_changed(shows, self._live), _NEVER_S
@@ -242,7 +241,7 @@ class Stillness:
         if now_ns - since_ns < least_s * NS_PER_S:
             return None
         down, across = np.divmod(np.flatnonzero(parts), _ACROSS)
-        return Standing(float(parts.mean()), f"x {_extent(across)}, y {_extent(down)} %", since_ns)
+        return FrozenParts(float(parts.mean()), f"x {_extent(across)}, y {_extent(down)} %", since_ns)
 
 
 def frozen_at_once(shows: NDArray[np.bool_], live: NDArray[Any], stood: NDArray[Any]) -> NDArray[np.bool_]:

@@ -60,7 +60,7 @@ class _Novelty:
     """How far a value lies from every value seen so far, and how rarely one lies so far."""
 
     _DECADES = 4.0  # distances from a thousandth of the span of all values to ten times the span
-    _RESOLUTION = 1024  # parts of the span that are told apart
+    _RESOLUTION = 1024  # parts of the span that differ
     _FORGET_AFTER = 8192  # samples without a visit: a value that comes back then is new again
     _TIDY_EVERY = 512
 

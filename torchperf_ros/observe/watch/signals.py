@@ -81,7 +81,6 @@ class Signal:
     """
 
     def __init__(self, rule: SignalRule) -> None:
-        """Know nothing yet."""
         # what the signal usually is, NaN before that is known
         self.usual = self.value = self.baseline = math.nan
         self._rule = rule

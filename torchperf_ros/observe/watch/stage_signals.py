@@ -5,18 +5,22 @@ Its input, its answers, its counters; and what is unusual about them.
 
 import math
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
-from operator import attrgetter
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from statistics import fmean, median
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from torchperf_ros.api.alert import Alert, Level
 from torchperf_ros.api.clock import NS_PER_MS, NS_PER_S
 from torchperf_ros.api.outcome import IN_TIME, Fallback, Outcome
+from torchperf_ros.observe.telemetry.record_stream import SENT
 from torchperf_ros.observe.watch.signals import Signal, SignalRule, alert, number, since
-from torchperf_ros.stage.frame import Answer, Frame
 from torchperf_ros.workers.calibration import SortedWindow
 
+_Rows = NDArray[np.void]
 Judged = tuple[dict[str, float], list[Alert]]
 """What the last second was, by name, and what is unusual about it."""
 
@@ -27,13 +31,18 @@ _MISSES, _FEW_MISSES = 0.1, 0.02  # an alert from this share of the frames on, u
 _MISSES_S, _FEWEST_MISSES = 10, 3  # over so many seconds, with so many misses in them at least
 _MOSTLY = 0.5
 _KNOWN_FRAMES = 600  # after which it is known how many misses are usual
-_LATENCIES = {"p50": (0.15, 3), "maximum": (1.0, 5), "jitter": (1.0, 5)}
+_LATENCIES = {
+    "p50": (0.15, 3, 1.0, 0.05),
+    "maximum": (1.0, 5, 5.0, 0.25),
+    "jitter": (1.0, 5, 1.0, 0.03),
+}
 """What is judged of a second's latencies.
 
-Which share of the usual is unusual, and for how many seconds; the first that is found is the alert.
+Which share of the usual is unusual, and for how many seconds; the least in ms, and as a share of the budget.
+The first that is found is the alert.
 """
 _MOST_FRAMES = 0.75  # within the jitter around the median: single stalls are no jitter
-_STEPS = ("decode", "preprocess", "inference", "postprocess")
+_STEPS = ("wait", "decode", "preprocess", "inference", "postprocess")
 _STEP_WINDOW = 300  # seconds
 
 
@@ -41,7 +50,7 @@ class StageSignals:
     """One stage's frames: how they come in, and how they are answered.
 
     Attributes:
-        superseded: frames of this second that will never be answered; set by whoever hears of them.
+        superseded: frames of this second that will never be answered; the watch counts them here.
     """
 
     def __init__(
@@ -72,19 +81,17 @@ class StageSignals:
         self._latency: dict[int, dict[str, Signal]] = {}
         self._usual_steps: dict[int, dict[str, SortedWindow]] = {}
         self._tier = Signal(SignalRule("tier", "tier", "", "up", 0.5, confirm_s=5))
-        self._drops = Signal(SignalRule("share of dropped frames", "drops", "%", "up", 10.0, 0.5))
         self._missing_since_s: float | None = None
         self._counted = Counter[str]()
         self._recent: deque[Counter[str]] = deque(maxlen=_MISSES_S)
-        self._answers: list[Answer] = []
+        self._rows: list[np.void] = []
         self._answered_before = 0
-        self._last: Frame | None = None
-        self._last_before: Frame | None = None  # of the second before
+        self._last: list[tuple[int, int]] = []  # number and receipt of the newest frame, once there was one
         self._received = 0
 
-    def answered(self, answer: Answer) -> None:
-        """Take an answered frame."""
-        self._answers.append(answer)
+    def answered(self, row: np.void) -> None:
+        """Take the row of an answered frame, see `SENT`."""
+        self._rows.append(row)
 
     def second(self, now_ns: int, others: str = "", *, active: bool = True) -> Judged:
         """Judge the second that ends at this monotonic time.
@@ -92,74 +99,68 @@ class StageSignals:
         Other processes took so many percent (`others`) of the processor; the node takes frames at all if
         `active`.
         """
-        answers, self._answers = self._answers, []
-        values, alerts = self._judge_input(now_ns, [answer.frame for answer in answers], active=active)
-        answers = [answer for answer in answers if answer.outcome is not Outcome.STARTING]
+        # By bytes: numpy takes three times as long to make an array of rows.
+        rows = np.frombuffer(b"".join([row.tobytes() for row in self._rows]), SENT)
+        self._rows.clear()
+        values, alerts = self._judge_input(now_ns, rows, active=active)
+        rows = rows[rows["outcome"] != Outcome.STARTING]
         time_s = now_ns / NS_PER_S
         values |= dict.fromkeys(("latency_p50_ms", "latency_max_ms", "tier", "drops_share"), math.nan)
         dropped, self.superseded = self.superseded, 0
-        received = dropped + max(
-            len(answers), self._answered_before
-        )  # drops are heard of up to a second later
-        self._answered_before = len(answers)
-        stale = sum(answer.frame.stale for answer in answers)
-        values |= {"frames": float(len(answers)), "superseded": float(dropped), "stale": float(stale)}
-        alerts += self._judge_misses(time_s, answers, others)
-        values["misses"] = float(sum(answer.outcome not in IN_TIME for answer in answers))
+        # The watch hears of superseded frames up to a second later.
+        received = dropped + max(len(rows), self._answered_before)
+        self._answered_before = len(rows)
+        missed = rows[[outcome not in IN_TIME for outcome in rows["outcome"].tolist()]]
+        stale = float(np.sum(rows["stale"]))
+        values |= {"frames": float(len(rows)), "superseded": float(dropped), "stale": stale}
+        values["misses"] = float(len(missed))
+        alerts += self._judge_misses(time_s, len(rows), missed, others)
         if received:
             values["drops_share"] = dropped / received
-            if self._drops.update(time_s, 100 * values["drops_share"]):
-                alerts.append(self._drops.alert(self._stage))
-        answers = [answer for answer in answers if answer.tier >= 0]  # no worker ran the others
-        if answers:
-            values["tier"] = fmean(self._place(answer) for answer in answers)
-            if self._tier.update(time_s, values["tier"]):
-                tiers = self._scenes[answers[-1].frame.scene]
-                places = (
-                    min(round(place), len(tiers) - 1) for place in (self._tier.value, self._tier.baseline)
-                )
-                now, usual = (self._tiers[tiers[place]] for place in places)
-                alerts.append(self._tier.alert(self._stage, text=f"tier {now}, usually {usual}"))
-            alerts += self._judge_latency(time_s, answers, values)
+        rows = rows[rows["tier"] >= 0]  # no worker ran the others
+        if len(rows):
+            alerts += self._judge_tier(time_s, rows, values)
+            alerts += self._judge_latency(time_s, rows, values)
         self.harmed = self.missed > 0 or any(found.name.endswith(": latency") for found in alerts)
         return values, alerts
 
-    def _place(self, answer: Answer) -> int:
-        """Of its tier in the ladder of its scene: another scene's best tier is no lower one."""
-        tiers = self._scenes[answer.frame.scene]
-        return tiers.index(answer.tier) if answer.tier in tiers else 0
+    def _judge_tier(self, time_s: float, rows: _Rows, values: dict[str, float]) -> list[Alert]:
+        """By the place in the ladder of its scene: another scene's best tier is no lower one."""
+        ladders = [self._scenes[scene] for scene in rows["scene"].tolist()]
+        pairs = zip(ladders, rows["tier"].tolist(), strict=True)
+        values["tier"] = fmean(ladder.index(tier) if tier in ladder else 0 for ladder, tier in pairs)
+        if not self._tier.update(time_s, values["tier"]):
+            return []
+        last = ladders[-1]
+        places = (min(round(place), len(last) - 1) for place in (self._tier.value, self._tier.baseline))
+        now, usual = (self._tiers[last[place]] for place in places)
+        return [self._tier.alert(self._stage, text=f"tier {now}, usually {usual}")]
 
-    def _judge_input(self, now_ns: int, frames: list[Frame], *, active: bool) -> Judged:
+    def _judge_input(self, now_ns: int, rows: _Rows, *, active: bool) -> Judged:
         """The receipt of the trigger.
 
         Frames that were dropped count, too: they leave gaps in the numbers.
         """
         if not self._trigger:
             return {}, []
-        intervals_ms = []
-        before, self._last_before = self._last_before, None
-        for frame in frames:
-            last, self._last = self._last, frame
-            if last is None or frame.seq <= last.seq:  # the first, or of a stage that was configured again
-                before = frame
-            elif frame.seq == last.seq + 1:
-                intervals_ms.append((frame.received_ns - last.received_ns) / NS_PER_MS)
-        self._received += len(frames)
-        self._last_before, rate_hz, jitter_ms = self._last, math.nan, math.nan
-        if before is not None and self._last is not None and self._last.received_ns > before.received_ns:
-            rate_hz = (
-                (self._last.seq - before.seq) * NS_PER_S / (self._last.received_ns - before.received_ns)
-            )
+        frames = [*self._last, *zip(rows["seq"].tolist(), rows["received_ns"].tolist(), strict=True)]
+        steps = list(pairwise(frames))
+        # A stage that was configured again counts from 0.
+        begin = max((place for place, (one, other) in enumerate(steps, 1) if other[0] <= one[0]), default=0)
+        self._last = frames[-1:]
+        self._received += len(rows)
+        rate_hz = jitter_ms = math.nan
+        if frames[begin + 1 :] and (passed_ns := frames[-1][1] - frames[begin][1]) > 0:
+            rate_hz = (frames[-1][0] - frames[begin][0]) * NS_PER_S / passed_ns
+        intervals_ms = [
+            (other[1] - one[1]) / NS_PER_MS for one, other in steps[begin:] if other[0] == one[0] + 1
+        ]
         if len(intervals_ms) >= _FEWEST_INTERVALS:
-            middle = median(intervals_ms)
-            jitter_ms = fmean(abs(interval - middle) for interval in intervals_ms)
-        values = {
-            "rate_hz": rate_hz,
-            "jitter_ms": jitter_ms,
-            "age_ms": _middle(frame.age_ms for frame in frames),
-        }
+            middle_ms = median(intervals_ms)
+            jitter_ms = fmean(abs(interval_ms - middle_ms) for interval_ms in intervals_ms)
+        values = {"rate_hz": rate_hz, "jitter_ms": jitter_ms, "age_ms": _middle(rows["age_ms"])}
         if not active:
-            self._last = self._last_before = None
+            self._last = []
             self._received = 0
             return values, []
         alerts = self._stopped(now_ns)
@@ -170,9 +171,9 @@ class StageSignals:
 
     def _stopped(self, now_ns: int) -> list[Alert]:
         usual_hz = self._input["rate_hz"].usual
-        if self._last is None or self._received < _STOPPED_AFTER or not usual_hz > 0:
+        if not self._last or self._received < _STOPPED_AFTER or not usual_hz > 0:
             return []
-        silent_s = (now_ns - self._last.received_ns) / NS_PER_S
+        silent_s = (now_ns - self._last[0][1]) / NS_PER_S
         if silent_s < max(_STOPPED_S, _STOPPED_INTERVALS / usual_hz):
             return []
         usual = number(usual_hz)
@@ -181,45 +182,23 @@ class StageSignals:
             alert(Level.ERROR, f"{self._stage}: input stopped", text, ("0", usual, "Hz"), "level", silent_s)
         ]
 
-    def _judge_latency(self, time_s: float, answers: list[Answer], values: dict[str, float]) -> list[Alert]:
+    def _judge_latency(self, time_s: float, rows: _Rows, values: dict[str, float]) -> list[Alert]:
         """By what is usual for the tier that most frames ran on.
 
         Another tier's latency is another signal.
         """
-        ((tier, _),) = Counter(answer.tier for answer in answers).most_common(1)
-        answers = [answer for answer in answers if answer.tier == tier]
-        totals = [answer.total_ms for answer in answers]
+        ((tier, _),) = Counter(rows["tier"].tolist()).most_common(1)
+        rows = rows[rows["tier"] == tier]
+        totals: list[float] = rows["total_ms"].tolist()
         values["latency_p50_ms"], values["latency_max_ms"] = median(totals), max(totals)
-        budget_ms = self._budget_ms
         if tier not in self._latency:
-            on = f" on tier {self._tiers[tier]}" if len(self._tiers) > 1 else ""
-            least_ms = {
-                "p50": max(1.0, 0.05 * budget_ms),
-                "maximum": max(5.0, 0.25 * budget_ms),
-                "jitter": max(1.0, 0.03 * budget_ms),
-            }
-            self._latency[tier] = {
-                which: Signal(
-                    SignalRule(
-                        f"latency {which}{on}", "latency", "ms", "up", least_ms[which], share, confirm_s
-                    )
-                )
-                for which, (share, confirm_s) in _LATENCIES.items()
-            }
+            self._latency[tier] = self._signals_of(tier)
             self._usual_steps[tier] = defaultdict(lambda: SortedWindow(_STEP_WINDOW))
-        steps = {
-            step: _middle(attrgetter(f"steps.{step}_ms")(answer) for answer in answers) for step in _STEPS
-        }
-        steps = {
-            step: value
-            for step, value in {"wait": _middle(a.wait_ms for a in answers), **steps}.items()
-            if math.isfinite(value)
-        }
+        steps = {step: value for step in _STEPS if math.isfinite(value := _middle(rows[f"{step}_ms"]))}
         now_ms = {"p50": values["latency_p50_ms"], "maximum": values["latency_max_ms"], "jitter": math.nan}
         if len(totals) >= _FEWEST_INTERVALS:
-            now_ms["jitter"] = sorted(abs(total - now_ms["p50"]) for total in totals)[
-                int(_MOST_FRAMES * len(totals))
-            ]
+            apart_ms = sorted(abs(total - now_ms["p50"]) for total in totals)
+            now_ms["jitter"] = apart_ms[int(_MOST_FRAMES * len(totals))]
         signals = self._latency[tier]
         unusual = [which for which, value in now_ms.items() if signals[which].update(time_s, value)]
         if "p50" not in unusual:
@@ -236,6 +215,15 @@ class StageSignals:
             )
         ]
 
+    def _signals_of(self, tier: int) -> dict[str, Signal]:
+        on = f" on tier {self._tiers[tier]}" if len(self._tiers) > 1 else ""
+        signals = {}
+        for which, (share, confirm_s, least_ms, least_share) in _LATENCIES.items():
+            floor_ms = max(least_ms, least_share * self._budget_ms)
+            rule = SignalRule(f"latency {which}{on}", "latency", "ms", "up", floor_ms, share, confirm_s)
+            signals[which] = Signal(rule)
+        return signals
+
     def _most_of_it(self, tier: int, steps: dict[str, float], grown_ms: float) -> str:
         """The step that grew most, if that is most of what the whole grew by."""
         usual = {step: window.median() for step, window in self._usual_steps[tier].items() if len(window)}
@@ -245,12 +233,11 @@ class StageSignals:
             return ""
         return f"; most of it in {step}, {number(steps[step])} ms, usually {number(usual[step])} ms"
 
-    def _judge_misses(self, time_s: float, answers: list[Answer], others: str) -> list[Alert]:
-        missed = [answer for answer in answers if answer.outcome not in IN_TIME]
-        outcomes = Counter(answer.outcome.word for answer in missed)
-        unanswered = sum(answer.fallback is not Fallback.BACKUP for answer in missed)
+    def _judge_misses(self, time_s: float, count: int, missed: _Rows, others: str) -> list[Alert]:
+        outcomes = Counter(Outcome(outcome).word for outcome in missed["outcome"].tolist())
+        unanswered = sum(fallback != Fallback.BACKUP for fallback in missed["fallback"].tolist())
         self.missed = outcomes.total() - outcomes[Outcome.BAD_INPUT.word]
-        self._recent.append(outcomes + Counter({"frames": len(answers), "unanswered": unanswered}))
+        self._recent.append(outcomes + Counter({"frames": count, "unanswered": unanswered}))
         recent = sum(self._recent, Counter[str]())
         total, stale = recent.pop("frames", 0), recent.pop("unanswered", 0)
         share = recent.total() / max(1, total)
@@ -259,7 +246,7 @@ class StageSignals:
         elif self._missing_since_s is None and share >= _MISSES and recent.total() >= _FEWEST_MISSES:
             self._missing_since_s = time_s
         if self._missing_since_s is None:
-            self._counted += Counter({"frames": len(answers), "misses": outcomes.total()})
+            self._counted += Counter({"frames": count, "misses": outcomes.total()})
             return []
         counted = self._counted["frames"]
         usual = self._counted["misses"] / counted if counted >= _KNOWN_FRAMES else math.nan
@@ -276,9 +263,9 @@ class StageSignals:
         return [alert(level, f"{self._stage}: misses", text, numbers, "level", since_s, more=more)]
 
 
-def _middle(values: Iterable[float]) -> float:
+def _middle(values: NDArray[np.float64]) -> float:
     """The median of those that are finite, NaN where none is."""
-    known = [value for value in values if math.isfinite(value)]
+    known = values[np.isfinite(values)].tolist()
     return median(known) if known else math.nan
 
 
@@ -318,7 +305,6 @@ class CounterSignals:
     """
 
     def __init__(self, stage: str, tiers: Sequence[str]) -> None:
-        """Name the stage and its tiers."""
         self._stage = stage
         self._tiers = tiers
         self._totals: dict[str, int] = {}
@@ -341,7 +327,7 @@ class CounterSignals:
             self._rises[key].append((time_s, rise))
 
     def second(self, time_s: float) -> Judged:
-        """How much each has risen in its span of time, and what of it is too much."""
+        """How much each has risen in its span of time, and an alert for each that has risen too much."""
         values, alerts = {}, []
         for rule in _COUNTERS:
             rises = self._rises[rule.key]

@@ -55,11 +55,11 @@ class StageWatch:
 
     def frame(self, record: FrameRecord) -> None:
         """Take an answered frame."""
-        self.advance(record.answer.published_ns)
-        self.signals.answered(record.answer)
+        self.advance(record.published_ns)
+        self.signals.answered(record.row)
         for item in record.inputs:
             if (content := self._contents.get(item.index)) is not None:
-                content.take(item, record.answer.frame.received_ns)
+                content.take(item, record.received_ns)
         self._output.take(record)
 
     def advance(self, known_ns: int) -> None:

@@ -287,7 +287,8 @@ def write_page(folder: Path, rows: Sequence[Mapping[str, Any]], failed: Mapping[
     from torchperf_ros.observe.runs.report.report_page import Overview, OverviewRow, write_report
     from torchperf_ros.observe.runs.report.report_words import stage_figures
     from torchperf_ros.observe.runs.run_log import RunLog
-    from torchperf_ros.observe.runs.run_log_source import read_runs
+    from torchperf_ros.replay.input_pictures import input_pictures
+    from torchperf_ros.replay.run_reading import read_runs
 
     names = list(dict.fromkeys(row["name"] for row in rows))
     anomalies = {(row["name"], row["stage"]): row["anomalies"] for row in rows}
@@ -301,5 +302,5 @@ def write_page(folder: Path, rows: Sequence[Mapping[str, Any]], failed: Mapping[
     lost = [(log.name, how.reason) for log, how in failed.items()]
     title = f"{len(names):,} of {len(names) + len(failed):,} logs in {folder.resolve().name}"
     with whole_file(folder / PAGE) as part:
-        write_report(detailed, part, lambda _: None, Overview(shown, lost, title))
+        write_report(detailed, part, lambda _: None, input_pictures, Overview(shown, lost, title))
     return f"all of them on a page: {folder / PAGE}"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from torchperf_ros.api.errors import TorchperfError, UnknownMessageType
+from torchperf_ros.api.text import listed
 from torchperf_ros.replay.logs.chunked_files import ChunkedFile, McapFile, Ros1Bag, unpacked_message
 from torchperf_ros.replay.logs.db3_file import Db3File
 from torchperf_ros.replay.logs.log_folder import kind_of, log_files, metadata_counts, unpacked_file
@@ -24,7 +25,6 @@ from torchperf_ros.replay.logs.log_storage import (
     LogNotes,
     Part,
     RawMessage,
-    listed,
 )
 from torchperf_ros.replay.logs.log_types import LogType
 

@@ -3,9 +3,8 @@
 Channels, parts that are read at once, and notes of what is wrong.
 """
 
-import itertools
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -21,12 +20,6 @@ class LogError(TorchperfError):
 
     The message names file, topic and offset as far as they are known, and what would do.
     """
-
-
-def listed(words: Collection[str], most: int = 8) -> str:
-    """The first of some words, and how many more there are."""
-    more = f" and {len(words) - most} more" if len(words) > most else ""
-    return (", ".join(itertools.islice(words, most)) + more) or "none"
 
 
 class Damaged(Exception):

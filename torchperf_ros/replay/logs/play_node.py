@@ -23,7 +23,8 @@ from std_srvs.srv import Trigger
 from torchperf_ros.api.clock import NS_PER_S
 from torchperf_ros.api.errors import UnknownMessageType
 from torchperf_ros.api.outcome import Health
-from torchperf_ros.node.endpoints import ros_message_class, whole_name
+from torchperf_ros.node.endpoints import whole_name
+from torchperf_ros.observe.ros_types import ros_message_class
 from torchperf_ros.observe.telemetry.node_state import NodeState
 from torchperf_ros.replay.logs.log_reader import LogMessage, LogTopic
 from torchperf_ros.replay.logs.player import Player, PlayError

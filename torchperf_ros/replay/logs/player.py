@@ -15,8 +15,8 @@ from typing import Final, Generic, TypeVar
 from torchperf_ros.api.cdr import restamped
 from torchperf_ros.api.clock import NS_PER_MS, NS_PER_S, Clock
 from torchperf_ros.api.errors import TorchperfError
+from torchperf_ros.api.text import listed
 from torchperf_ros.replay.logs.log_reader import LogMessage, LogReader, LogTopic
-from torchperf_ros.replay.logs.log_storage import listed
 
 T = TypeVar("T", bound=LogMessage | None)
 

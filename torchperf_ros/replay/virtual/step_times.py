@@ -17,7 +17,7 @@ import numpy as np
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.api.outcome import Fallback, Outcome
 from torchperf_ros.observe.runs.run_log import RunLog, RunLogError
-from torchperf_ros.observe.runs.run_log_source import read_runs
+from torchperf_ros.replay.run_reading import read_runs
 from torchperf_ros.settings.config import NodeConfig, StageConfig
 from torchperf_ros.settings.params_file import read_yaml
 from torchperf_ros.stage.frame import StepTimes

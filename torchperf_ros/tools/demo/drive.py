@@ -93,7 +93,7 @@ class DemoDrive:
             self._image_type, title = image.type_name, f"{options.log.name}, {image.count} images"
         self._state = DriveState(f"{title}, sabotaged" if options.sabotage else title, options.seconds)
         self._state.sabotaged = options.sabotage
-        self._evidence = open_incidents("", 1, 1)  # the node's defaults; here it is only looked at
+        self._evidence = open_incidents("", 1)  # the node's defaults; here it is only looked at
 
     def run(self) -> int:
         """Drive, show it, print the summary; returns the exit status, see `DriveResult`.

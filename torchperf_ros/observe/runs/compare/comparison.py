@@ -9,16 +9,28 @@ from typing import Final
 import numpy as np
 
 from torchperf_ros.api.text import percent
-from torchperf_ros.observe.runs.compare import estimates as statistics
-from torchperf_ros.observe.runs.compare.estimates import pooled, stage_frames
-from torchperf_ros.observe.runs.compare.verdict import (
-    JITTER,
+from torchperf_ros.observe.runs.compare.bootstrap import (
+    RESAMPLES,
+    RUNS,
+    best_tiers,
+    figures,
+    frame_changes,
+    laid_out,
+    pooled,
+    run_change,
+    stage_frames,
+)
+from torchperf_ros.observe.runs.compare.changes import (
+    COMPILE,
+    MEMORY_PEAK,
+    MEMORY_SLOPE,
     METRICS,
+    MISS,
     OUTPUTS,
-    Finding,
-    Interval,
-    Rules,
-    Verdict,
+    START_UP,
+    Judgement,
+    Metric,
+    MetricChange,
     judge,
 )
 from torchperf_ros.observe.runs.run_log import RunLog, RunLogError, StageLog
@@ -34,16 +46,18 @@ _FACTS: Final = {
 _UNKNOWN: Final = "unknown machine"
 _SHOWN: Final = 12
 _OTHER_TIERS: Final = 0.01  # by so much a tier's share of the answers has to differ to be worth a word
-_TESTS: Final = 9  # of a stage, and one of the whole run
 _STEADY: Final = frozenset({"fast", "virtual"})
 
 
+_NOT_ENOUGH: Final = 3
+
+
 @dataclass(frozen=True)
-class StageComparison:
+class ComparedStage:
     """One stage on both sides.
 
     Attributes:
-        block: frames in a block of the bootstrap, the longer of both sides; 0 where the runs are the
+        block: frames in a block of the bootstrap, the longest of its metrics; 0 where the runs are the
             sample.
     """
 
@@ -54,33 +68,29 @@ class StageComparison:
     block: int
 
 
-_NOT_ENOUGH: Final = 3
-
-
 @dataclass(frozen=True)
 class Comparison:
     """What the runs say.
 
     Attributes:
-        findings: every metric that was judged, stage by stage, then those of the whole run.
+        changes: every metric, stage by stage, then those of the whole run.
         notes: what makes the runs less comparable, in words.
     """
 
     base: tuple[RunLog, ...]
     new: tuple[RunLog, ...]
-    stages: tuple[StageComparison, ...]
-    findings: tuple[Finding, ...]
+    stages: tuple[ComparedStage, ...]
+    changes: tuple[MetricChange, ...]
     notes: tuple[str, ...]
-    rules: Rules
 
-    def with_verdict(self, *verdicts: Verdict) -> list[Finding]:
-        """The findings that came out so."""
-        return [finding for finding in self.findings if finding.verdict in verdicts]
+    def with_verdict(self, *verdicts: Judgement) -> list[MetricChange]:
+        """The metrics that came out so."""
+        return [one for one in self.changes if one.verdict in verdicts]
 
     @property
-    def broken_limits(self) -> list[Finding]:
-        """The findings whose limit the new side does not keep."""
-        return [finding for finding in self.findings if finding.breaks_limit]
+    def broken_limits(self) -> list[MetricChange]:
+        """The metrics whose limit the new side does not keep."""
+        return [one for one in self.changes if one.breaks_limit]
 
     @property
     def silent(self) -> list[str]:
@@ -96,68 +106,81 @@ class Comparison:
         enough for 3.
         """
         lacking = any(not len(side) for stage in self.stages for side in (stage.base, stage.new))
-        if self.with_verdict(Verdict.WORSE) or self.broken_limits or (strict and lacking):
+        if self.with_verdict(Judgement.WORSE) or self.broken_limits or (strict and lacking):
             return 1
-        is_judged = self.with_verdict(Verdict.BETTER, Verdict.EQUIVALENT)
-        return 0 if is_judged and not (strict and self.with_verdict(Verdict.NOT_ENOUGH)) else _NOT_ENOUGH
+        is_judged = self.with_verdict(Judgement.BETTER, Judgement.EQUIVALENT)
+        return 0 if is_judged and not (strict and self.with_verdict(Judgement.NOT_ENOUGH)) else _NOT_ENOUGH
 
 
 def compare(
     base: Sequence[RunLog],
     new: Sequence[RunLog],
-    rules: Rules | None = None,
+    *,
+    margin: float | None = None,
+    max_miss: float = math.nan,
     across_machines: bool = False,
     progress: Callable[[str], None] = lambda _: None,
+    resamples: int = RESAMPLES,
 ) -> Comparison:
     """Compare runs; `progress` is called with what is done now.
 
+    `margin`: the share of p50 and p99, 0 to 1, that matters, in place of their own; `max_miss`: the most
+    misses of each stage of the new runs in percent.
+
     Raises:
         RunLogError: they have no stage in common, or ran at different paces or on different machines.
-        ConfigError: a margin or a limit is for a stage that neither side has.
     """
-    rules = rules or Rules()
     known = [list(dict.fromkeys(one.name for run in side for one in run.stages)) for side in (base, new)]
     if not set(known[0]) & set(known[1]):
         shown = [
             f"{side[0].name} has the stages {', '.join(found) or 'none'}"
             for side, found in zip((base, new), known, strict=True)
         ]
-        raise RunLogError(f"{', '.join(shown)}; they need one in common")
+        raise RunLogError(f"{', '.join(shown)}: no stage in common; compare runs of the same stages")
     names = list(dict.fromkeys([*known[0], *known[1]]))
-    rules.check_stages(names)
     differing = _differences(base, new, names, across_machines)
     notes = [f"{what}: {text}" for what, text in differing.items()]
     for run in (*base, *new):
-        notes += [
-            f"stage {name}: not in {run.name}"
-            for name in names
-            if name not in [one.name for one in run.stages]
-        ]
+        there = {one.name for one in run.stages}
+        notes += [f"stage {name}: not in {run.name}" for name in names if name not in there]
         notes += [f"{run.name} was interrupted"] if run.fact("complete") is False else []
     steady = {run.fact("pace") for run in (*base, *new)} <= _STEADY
     excuses = [*(set(differing) - {"Python", _UNKNOWN}), *([] if steady else ["pace"])]
-    # fewer resamples could not give a p-value that passes the correction
-    least = math.ceil(2 * _TESTS * len(names) / rules.alpha)
-    rules = replace(rules, resamples=max(rules.resamples, least))
-    found: list[Finding] = []
+    found: list[MetricChange] = []
     stages = []
     for name in names:
         progress(f"comparing {name}")
         first, second = ([stage_frames(run.stage(name)) for run in side] for side in (base, new))
-        stage, estimates = _stage(first, second, rules)
+        stage, changes = _stage(first, second, resamples)
         stages.append(stage)
-        found += [*estimates, *_outputs(stage, excuses)]
+        found += [*changes, *_outputs(stage, excuses)]
         notes += _remarks(stage)
-    found += statistics.whole(base, new, rules.alpha)
-    unknown = rules.limited(names) - {(one.stage, one.metric) for one in found}
-    found += [Finding(*place, math.nan, math.nan, why="neither run says") for place in unknown]
-    places, order = [*names, ""], list(METRICS.values())
-    found.sort(key=lambda one: (places.index(one.stage), order.index(one.metric)))
-    findings = judge([one for one in found if one.metric.key not in rules.skip], rules)
-    return Comparison(tuple(base), tuple(new), tuple(stages), tuple(findings), tuple(notes), rules)
+    found += _whole(base, new)
+    places = [*names, ""]
+    found.sort(key=lambda one: (places.index(one.stage), METRICS.index(one.metric)))
+    changes = [replace(one, limit=max_miss) if one.metric is MISS else one for one in judge(found, margin)]
+    return Comparison(tuple(base), tuple(new), tuple(stages), tuple(changes), tuple(notes))
 
 
-def _remarks(stage: StageComparison) -> Iterator[str]:
+def _whole(base: Sequence[RunLog], new: Sequence[RunLog]) -> Iterator[MetricChange]:
+    """Memory, start-up and compile time, as far as one of the runs says: a value a run."""
+    of_run: dict[Metric, Callable[[RunLog], float]] = {
+        MEMORY_PEAK: lambda run: float(run.used_memory[2].max(initial=-math.inf)),
+        MEMORY_SLOPE: lambda run: run.memory_slope,
+        START_UP: lambda run: _number(run.fact("start_up_s")),
+        COMPILE: lambda run: _number(run.fact("compile_s")),
+    }
+    for metric, value in of_run.items():
+        sides = [[value(run) for run in side] for side in (base, new)]
+        if np.isfinite([*sides[0], *sides[1]]).any():
+            yield run_change("", metric, *sides)
+
+
+def _number(fact: object) -> float:
+    return float(fact) if isinstance(fact, (int, float)) else math.nan
+
+
+def _remarks(stage: ComparedStage) -> Iterator[str]:
     first, second = stage.base.total_ms, stage.new.total_ms
     if np.array_equal(first, second, equal_nan=True) and np.isfinite(first).any():
         yield f"{stage.name}: every latency is the same in both runs"
@@ -192,7 +215,7 @@ def _remarks(stage: StageComparison) -> Iterator[str]:
 
 
 def agreement(base: StageLog, new: StageLog) -> dict[str, int]:
-    """Match the frames of a stage, by stamp where each has its own, else by number, and compare what was published.
+    """Match the frames of a stage, by stamp or else by number, and compare what was published.
 
     `matched`: frames of both that were answered on time by the same tier, with their outputs known;
     `equal`: those whose outputs are the same, bit for bit; `base_only`, `new_only`: frames that the other
@@ -216,24 +239,23 @@ def agreement(base: StageLog, new: StageLog) -> dict[str, int]:
 
 
 def _stage(
-    base: list[StageLog], new: list[StageLog], rules: Rules
-) -> tuple[StageComparison, list[Finding]]:
+    base: list[StageLog], new: list[StageLog], resamples: int
+) -> tuple[ComparedStage, list[MetricChange]]:
     first, second = pooled(base), pooled(new)
-    found: list[Finding] = []
-    if min(len(base), len(new)) < statistics.RUNS:
-        found, block = statistics.latencies(first, second, rules)
-        found += statistics.shares(first, second, statistics.same_frames(base, new), block, rules.alpha)
-        return StageComparison(first.name, first, second, agreement(base[0], new[0]), block), found
-    best = first.tiers[0] if first.tiers and second.tiers else ""
-    values = [[statistics.figures(run, best) for run in side] for side in (base, new)]
-    for metric in values[0][0]:
-        before, after = ([run[metric] for run in side] for side in values)
-        if metric is JITTER or np.isfinite([*before, *after]).any():  # of one frame there is no jitter
-            found.append(statistics.of_runs(first.name, metric, before, after, rules.alpha))
-    return StageComparison(first.name, first, second, agreement(base[0], new[0]), 0), found
+    matched = agreement(base[0], new[0])
+    if min(len(base), len(new)) < RUNS:
+        changes, block = frame_changes(first, second, laid_out(base, new), resamples)
+        return ComparedStage(first.name, first, second, matched, block), changes
+    tiers = best_tiers(first, second)
+    values = [[figures(run, tier) for run in side] for side, tier in zip((base, new), tiers, strict=True)]
+    changes = [
+        run_change(first.name, metric, *([run[metric] for run in side] for side in values))
+        for metric in values[0][0]
+    ]
+    return ComparedStage(first.name, first, second, matched, 0), changes
 
 
-def _outputs(stage: StageComparison, excuses: Sequence[str]) -> list[Finding]:
+def _outputs(stage: ComparedStage, excuses: Sequence[str]) -> list[MetricChange]:
     """The share of outputs that changed, in percent. It decides only where nothing else explains it.
 
     Outputs have to be the same only for the same model, log, parameters and arithmetic, which is another
@@ -245,7 +267,7 @@ def _outputs(stage: StageComparison, excuses: Sequence[str]) -> list[Finding]:
         return []
     if not one["matched"]:
         why = "no frame that both runs answered on time by the same tier, with its output's hash"
-        return [Finding(stage.name, OUTPUTS, math.nan, math.nan, why=why)]
+        return [MetricChange(stage.name, OUTPUTS, math.nan, math.nan, why=why)]
     changed = 100.0 * (1 - one["equal"] / one["matched"])
     why = (
         f"{one['equal']:,} of {one['matched']:,} outputs are the same, matched by "
@@ -253,9 +275,18 @@ def _outputs(stage: StageComparison, excuses: Sequence[str]) -> list[Finding]:
         f"{one['new_only']:,} only in the new run"
         + (f"; does not decide: {', '.join(excuses)}" if excuses else "")
     )
-    certain = Interval(changed, changed, math.nan)
     return [
-        Finding(stage.name, OUTPUTS, 0.0, changed, certain, one["matched"], why=why, decides=not excuses)
+        MetricChange(
+            stage.name,
+            OUTPUTS,
+            0.0,
+            changed,
+            low=changed,
+            high=changed,
+            samples=one["matched"],
+            why=why,
+            decides=not excuses,
+        )
     ]
 
 

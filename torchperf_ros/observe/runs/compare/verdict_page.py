@@ -9,26 +9,28 @@ import plotly.graph_objects as go
 
 from torchperf_ros import __version__
 from torchperf_ros.observe.runs.compare import verdict_text as text
-from torchperf_ros.observe.runs.compare.comparison import Comparison, StageComparison
-from torchperf_ros.observe.runs.compare.verdict import Finding, Verdict
+from torchperf_ros.observe.runs.compare.changes import ALPHA, Judgement, MetricChange
+from torchperf_ros.observe.runs.compare.comparison import ComparedStage, Comparison
 from torchperf_ros.observe.runs.report import report_pictures as draw
-from torchperf_ros.observe.runs.report.page import Block, Page
+from torchperf_ros.observe.runs.report.page import Block, Cell, Page, number_cell, table
 from torchperf_ros.observe.runs.run_log import RunLog
 
 _POINTS: Final = 1500
 _WHOLE: Final = 100.0
 _BUDGET_SHOWN: Final = 3.0
 _COLOURS: Final = {"base": draw.BLUE, "new": draw.ORANGE}
-_CLASS: Final = {Verdict.WORSE: "bad", Verdict.BETTER: "good"}
+_CLASS: Final = {Judgement.WORSE: "bad", Judgement.BETTER: "good"}
 _MACHINE: Final = ("cpu", "cores", "memory_mib", "device", "torch")
 
 
 def verdict_page(comparison: Comparison) -> str:
     """The page as HTML."""
     page = Page()
-    bad = comparison.with_verdict(Verdict.WORSE) or comparison.broken_limits or text.conspicuous(comparison)
+    bad = (
+        comparison.with_verdict(Judgement.WORSE) or comparison.broken_limits or text.conspicuous(comparison)
+    )
     notes = text.remarks(comparison)
-    known = comparison.with_verdict(Verdict.BETTER, Verdict.EQUIVALENT)
+    known = comparison.with_verdict(Judgement.BETTER, Judgement.EQUIVALENT)
     page.top.append(
         {
             "kind": "verdict",
@@ -43,41 +45,40 @@ def verdict_page(comparison: Comparison) -> str:
         ],
     )
     for stage in comparison.stages:
-        findings = [one for one in comparison.findings if one.stage == stage.name]
+        changes = [one for one in comparison.changes if one.stage == stage.name]
         page.section(
             stage.name,
             [
-                _table(comparison, findings),
+                _table(changes),
                 page.plots(("Latency: how many frames took longer", exceedance(stage))),
                 page.plots(("Latency over time", over_frames(stage))),
             ],
         )
     sides = {"base": comparison.base, "new": comparison.new}
-    if findings := [one for one in comparison.findings if not one.stage]:
+    if changes := [one for one in comparison.changes if not one.stage]:
         sampled = any(len(run.used_memory[1]) for runs in sides.values() for run in runs)
         picture = page.plots(("Memory of the workers", memory(sides))) if sampled else None
-        page.section("The whole run", [_table(comparison, findings), picture])
+        page.section("The whole run", [_table(changes), picture])
     page.section(
         "The runs",
         [
-            {
-                "kind": "table",
-                "css": "stack",
-                "head": [(name, "") for name in ("side", "file", "commit", "log", "machine")],
-                "rows": [_run(word, run) for word, runs in sides.items() for run in runs],
-            }
+            table(
+                ("side", "file", "commit", "log", "machine"),
+                [_run(word, run) for word, runs in sides.items() for run in runs],
+                css="stack",
+            )
         ],
     )
     count = len(comparison.base) + len(comparison.new)
     return page.render(
         f"{text.side_name(comparison.new)} against {text.side_name(comparison.base)}",
-        f"{count} runs compared; intervals are of {1 - comparison.rules.alpha:.0%}.",
+        f"{count} runs compared; intervals are of {1 - ALPHA:.0%}.",
         f"torchperf compare {__version__}. Long series are thinned so that no spike is lost; every number"
         " is of all frames.",
     )
 
 
-def exceedance(stage: StageComparison) -> go.Figure:
+def exceedance(stage: ComparedStage) -> go.Figure:
     """What share of the frames took as long or longer.
 
     The ECDF turned over, whose logarithmic axis shows the tail.
@@ -109,7 +110,7 @@ def exceedance(stage: StageComparison) -> go.Figure:
     )
 
 
-def over_frames(stage: StageComparison) -> go.Figure:
+def over_frames(stage: ComparedStage) -> go.Figure:
     """Latency of every frame, in order; of several runs one after the other."""
     figure = go.Figure()
     for word, frames in (("base", stage.base), ("new", stage.new)):
@@ -148,26 +149,22 @@ def _line(figure: go.Figure, word: str, x: list[Any], y: Any, hover: str, **look
     figure.add_scatter(x=x, y=draw.rounded(y), mode="lines", hovertemplate=hover, **look)
 
 
-def _table(comparison: Comparison, findings: Sequence[Finding]) -> Block:
-    heads = text.columns(comparison)
-    lines: list[list[Any]] = []
-    for finding, row in zip(findings, text.rows(findings), strict=True):
-        verdict: Any = row[-1]
-        if finding.breaks_limit or finding.conspicuous:
+def _table(changes: Sequence[MetricChange]) -> Block:
+    """The verdict stands in the second column, where a phone shows it, too."""
+    lines: list[list[Cell]] = []
+    for one, row in zip(changes, text.rows(changes), strict=True):
+        verdict: Cell = row[-1]
+        if one.breaks_limit or one.conspicuous:
             verdict = {"text": row[-1], "bold": True}
-        elif finding.verdict in _CLASS:
-            verdict = {"text": row[-1], "tag": _CLASS[finding.verdict]}
-        title = f"{finding.metric.title} [{finding.metric.unit}]"
-        lines.append([title, verdict, *({"text": cell, "css": "n"} for cell in row[1:-1])])
-    head = [
-        (heads[0], ""),
-        (heads[-1], ""),
-        *((name, "n") for name in heads[1:-1]),
-    ]  # a phone shows the verdict, too
-    return {"kind": "table", "head": head, "rows": lines}
+        elif one.verdict in _CLASS:
+            verdict = {"text": row[-1], "tag": _CLASS[one.verdict]}
+        title = f"{one.metric.title} [{one.metric.unit}]"
+        lines.append([title, verdict, *map(number_cell, row[1:-1])])
+    first, *heads, last = text.COLUMNS
+    return table((first, last, *heads), lines)
 
 
-def _run(word: str, run: RunLog) -> list[Any]:
+def _run(word: str, run: RunLog) -> list[Cell]:
     machine = ", ".join(str(run.fact("machine", key)) for key in _MACHINE if run.fact("machine", key))
     shown = (
         Path(run.name).as_posix(),

@@ -6,32 +6,27 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from torchperf_ros.api.text import markdown_table
+from torchperf_ros.api.text import listed, markdown_table
+from torchperf_ros.observe.runs.compare.changes import ALPHA, MEMORY_SLOPE, Judgement, MetricChange
 from torchperf_ros.observe.runs.compare.comparison import Comparison
-from torchperf_ros.observe.runs.compare.verdict import MEMORY_SLOPE, Finding, Verdict
 from torchperf_ros.observe.runs.run_log import RunLog
-from torchperf_ros.replay.logs.log_storage import listed
 
-JSON_VERSION: Final = 1
-_COLUMNS: Final = (
+JSON_VERSION: Final = 2
+COLUMNS: Final = (
     "metric",
     "base",
     "new",
     "change",
-    "{:.0%} interval of the change",
+    f"{1 - ALPHA:.0%} interval of the change",
     "margin",
     "p",
     "verdict",
 )
+"""The heads of `rows`."""
 _FACTS: Final = ("log", "model", "params_sha256", "pace", "seed", "machine", "commit", "complete")
 _MOST_NAMED: Final = 3
 _TINY_P: Final = 0.001
 _LEAST_RELATIVE: Final = 1e-12
-
-
-def columns(comparison: Comparison) -> list[str]:
-    """The heads of `rows`."""
-    return [name.format(1 - comparison.rules.alpha) for name in _COLUMNS]
 
 
 def headline(comparison: Comparison) -> str:
@@ -39,7 +34,7 @@ def headline(comparison: Comparison) -> str:
 
     What breaks a limit, what is worse or else what is not, what people have to look at.
     """
-    verdicts = Verdict.WORSE, Verdict.BETTER, Verdict.EQUIVALENT, Verdict.NOT_ENOUGH
+    verdicts = Judgement.WORSE, Judgement.BETTER, Judgement.EQUIVALENT, Judgement.NOT_ENOUGH
     worse, better, same, short = map(comparison.with_verdict, verdicts)
     broken = comparison.broken_limits
     parts = [f"limit broken: {listed([_measured(one) for one in broken], _MOST_NAMED)}"] if broken else []
@@ -66,20 +61,16 @@ def conspicuous(comparison: Comparison) -> list[str]:
             if math.isfinite(one.difference)
             else f"{one.title} is missing in the new run"
         )
-        for one in comparison.findings
+        for one in comparison.changes
         if one.conspicuous and not one.breaks_limit and one.stage not in comparison.silent
     ]
 
 
-def rows(findings: Sequence[Finding]) -> list[tuple[str, ...]]:
-    """A row of `columns` for each finding."""
+def rows(changes: Sequence[MetricChange]) -> list[tuple[str, ...]]:
+    """A row of `COLUMNS` for each metric."""
     found: list[tuple[str, ...]] = []
-    for one in findings:
-        bounds = (
-            [number(value, signed=True) for value in (one.interval.low, one.interval.high)]
-            if one.interval
-            else []
-        )
+    for one in changes:
+        bounds = [number(value, signed=True) for value in (one.low, one.high) if math.isfinite(value)]
         p = "-" if not math.isfinite(one.p) else f"< {_TINY_P}" if one.p < _TINY_P else f"{one.p:.3f}"
         found.append(
             (
@@ -109,12 +100,12 @@ def number(value: float, signed: bool = False) -> str:
 
 def remarks(comparison: Comparison) -> list[str]:
     """What is different about the runs, and why metrics have no verdict or did not decide."""
-    undecided = comparison.with_verdict(Verdict.WORSE, Verdict.NOT_ENOUGH, Verdict.INFORMATIVE)
+    undecided = comparison.with_verdict(Judgement.WORSE, Judgement.NOT_ENOUGH, Judgement.INFORMATIVE)
     found = []
     for reason in dict.fromkeys(one.why for one in undecided if one.why):
-        findings = [one for one in undecided if one.why == reason]
-        stages = " and ".join(dict.fromkeys(one.stage for one in findings if one.stage))
-        titles = ", ".join(dict.fromkeys(one.metric.title for one in findings))
+        changes = [one for one in undecided if one.why == reason]
+        stages = " and ".join(dict.fromkeys(one.stage for one in changes if one.stage))
+        titles = ", ".join(dict.fromkeys(one.metric.title for one in changes))
         found.append(f"{' '.join(filter(None, [stages, titles]))}: {reason}")
     return [*comparison.notes, *found]
 
@@ -139,10 +130,9 @@ def markdown(comparison: Comparison) -> str:
     """For a pull request: the verdict, what decided it, and everything else folded away."""
     decided = [
         one
-        for one in comparison.findings
-        if one.verdict in {Verdict.WORSE, Verdict.BETTER} or one.breaks_limit or one.conspicuous
+        for one in comparison.changes
+        if one.verdict in {Judgement.WORSE, Judgement.BETTER} or one.breaks_limit or one.conspicuous
     ]
-    heads = columns(comparison)
     lines = [
         f"**{headline(comparison)}**",
         "",
@@ -150,16 +140,15 @@ def markdown(comparison: Comparison) -> str:
     ]
     lines += [f"- {note}" for note in comparison.notes]
     if decided:
-        lines += ["", *markdown_table("", heads, rows(decided))[3:]]
-    lines += ["", f"<details><summary>all {len(comparison.findings)} metrics</summary>"]
-    lines += ["", *markdown_table("", heads, rows(comparison.findings))[3:], ""]
+        lines += ["", *markdown_table("", COLUMNS, rows(decided))]
+    lines += ["", f"<details><summary>all {len(comparison.changes)} metrics</summary>"]
+    lines += ["", *markdown_table("", COLUMNS, rows(comparison.changes)), ""]
     lines += [f"- {text}" for text in [*remarks(comparison)[len(comparison.notes) :], *samples(comparison)]]
     return "\n".join([*lines, "", "</details>", ""])
 
 
 def to_json(comparison: Comparison, status: int) -> str:
     """Everything that the verdict rests on, and the exit status."""
-    rules = comparison.rules
     content = {
         "v": JSON_VERSION,
         "kind": "regress",
@@ -168,10 +157,8 @@ def to_json(comparison: Comparison, status: int) -> str:
         "notes": list(comparison.notes),
         "base": _side(comparison.base),
         "new": _side(comparison.new),
-        "alpha": rules.alpha,
-        "resamples": rules.resamples,
-        "seed": rules.seed,
-        "findings": [_finding(finding) for finding in comparison.findings],
+        "alpha": ALPHA,
+        "findings": [_change_as_json(one) for one in comparison.changes],
         "stages": [
             {
                 "name": stage.name,
@@ -192,18 +179,16 @@ def _side(runs: Sequence[RunLog]) -> dict[str, Any]:
     return {"name": runs[0].name, "runs": [run.name for run in runs], **known}
 
 
-def _finding(one: Finding) -> dict[str, Any]:
-    low, high, p = (one.interval.low, one.interval.high, one.interval.p) if one.interval else (None,) * 3
+def _change_as_json(one: MetricChange) -> dict[str, Any]:
     return {
         "stage": one.stage,
         "metric": one.metric.key,
         "unit": one.metric.unit,
         "base": one.base,
         "new": one.new,
-        "low": low,
-        "high": high,
-        "p": p,
-        "p_corrected": one.p,
+        "low": one.low,
+        "high": one.high,
+        "p": one.p,
         "margin": one.margin,
         "limit": one.limit,
         "breaks_limit": one.breaks_limit,
@@ -216,7 +201,7 @@ def _finding(one: Finding) -> dict[str, Any]:
     }
 
 
-def _change(one: Finding) -> str:
+def _change(one: MetricChange) -> str:
     if not math.isfinite(one.difference):
         return "-"
     text = number(one.difference, signed=True)
@@ -227,31 +212,31 @@ def _change(one: Finding) -> str:
     return f"{text} ({one.difference / abs(one.base):+.1%})" if relative else text
 
 
-def _verdict(finding: Finding) -> str:
-    text = finding.verdict.value
-    if finding.verdict is Verdict.NOT_ENOUGH and math.isfinite(finding.needed):
-        text += f": about {finding.needed:,.0f} {finding.kind} would be"
-    if math.isfinite(finding.limit):
-        word = "BREAKS" if finding.breaks_limit else "within"
-        text += f", {word} the limit of {finding.limit:g} {finding.metric.unit}"
+def _verdict(one: MetricChange) -> str:
+    text = one.verdict.value
+    if one.verdict is Judgement.NOT_ENOUGH and math.isfinite(one.needed):
+        text += f": about {one.needed:,.0f} {one.kind} would be"
+    if math.isfinite(one.limit):
+        word = "BREAKS" if one.breaks_limit else "within"
+        text += f", {word} the limit of {one.limit:g} {one.metric.unit}"
     return text
 
 
-def _named(findings: Sequence[Finding]) -> str:
-    return listed([f"{one.title} {_with_unit(one)}" for one in findings], _MOST_NAMED)
+def _named(changes: Sequence[MetricChange]) -> str:
+    return listed([f"{one.title} {_with_unit(one)}" for one in changes], _MOST_NAMED)
 
 
-def _measured(finding: Finding) -> str:
-    value, unit = finding.new, finding.metric.unit
+def _measured(one: MetricChange) -> str:
+    value, unit = one.new, one.metric.unit
     measured = f"{number(value)} {unit}" if math.isfinite(value) else "not measured"
-    return f"{finding.title} {measured} (limit {finding.limit:g} {unit})"
+    return f"{one.title} {measured} (limit {one.limit:g} {unit})"
 
 
-def _with_unit(finding: Finding) -> str:
-    value, _, relative = _change(finding).partition(" ")
-    unit = finding.metric.unit
+def _with_unit(one: MetricChange) -> str:
+    value, _, relative = _change(one).partition(" ")
+    unit = one.metric.unit
     return " ".join(filter(None, [value, unit if unit != "%" else "", relative]))
 
 
-def _count(findings: Sequence[Finding]) -> str:
-    return f"{len(findings)} {'metric is' if len(findings) == 1 else 'metrics are'}"
+def _count(changes: Sequence[MetricChange]) -> str:
+    return f"{len(changes)} {'metric is' if len(changes) == 1 else 'metrics are'}"

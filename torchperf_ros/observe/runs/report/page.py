@@ -4,6 +4,7 @@ Sections of blocks and figures, in one file that needs no network.
 """
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -12,6 +13,20 @@ _TEMPLATE: Final = Path(__file__).with_name("page.html")
 
 Block = dict[str, Any]
 """A part of a section, with its `kind`, as `page.html` draws it."""
+Cell = str | dict[str, Any]
+"""Of a table: a text, or a text with how it looks, as `page.html` draws it."""
+
+
+def number_cell(text: str, value: float = math.nan) -> Cell:
+    """A cell that stands on the right; a table that can be sorted goes by `value`."""
+    return {"text": text, "css": "n", **({"value": f"{value:.6g}"} if math.isfinite(value) else {})}
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[Cell]], **look: Any) -> Block:  # noqa: ANN401
+    """A table; the head of a column of numbers stands on the right, too. `look`: see `page.html`."""
+    first = rows[0] if rows else [""] * len(heads)
+    styles = ["n" if isinstance(cell, dict) and cell.get("css") == "n" else "" for cell in first]
+    return {"kind": "table", "head": list(zip(heads, styles, strict=True)), "rows": rows, **look}
 
 
 class Page:
@@ -30,7 +45,7 @@ class Page:
         self._sections.append({"title": title, "blocks": shown, "id": anchor, "subtitle": subtitle})
 
     def plots(self, *pictures: tuple[str, Any]) -> Block:
-        """A block of plotly figures, or words in place of one, with their titles, side by side if there are several."""
+        """A block of plotly figures, or words in place of one, with their titles; several stand side by side."""
         shown = []
         for title, figure in pictures:
             if isinstance(figure, str):

@@ -1,11 +1,11 @@
 """The page of `torchperf report`: one file that needs no network, not larger than 8 MB."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from torchperf_ros import __version__
 from torchperf_ros.api.outcome import IN_TIME, Fallback, GuardVerdict, Outcome
 from torchperf_ros.api.text import percent
 from torchperf_ros.observe.runs.report import report_words as words
-from torchperf_ros.observe.runs.report.page import Block, Page
+from torchperf_ros.observe.runs.report.page import Block, Cell, Page, number_cell, table
 from torchperf_ros.observe.runs.run_log import (
     CANDIDATE,
     STEPS,
@@ -24,9 +24,15 @@ from torchperf_ros.observe.runs.run_log import (
     StageLog,
 )
 
-if TYPE_CHECKING:
-    from torchperf_ros.observe.runs.report.report_inputs import Picture
+Picture = Mapping[str, str]
+"""Keys of a frame in `page.html`: its input or a neighbour as a JPEG (`data:` URI), and which one it is."""
+InputPictures = Callable[
+    [RunLog, Mapping[str, Collection[int]], int], tuple[Mapping[tuple[str, int], Picture], str]
+]
+"""Makes pictures of frames that are chosen by stage and index, their longest side in pixels.
 
+Returns them by trigger and stamp in ns, and why some are missing, empty if none is.
+"""
 MOST_BYTES: Final = 8_000_000
 MOST_ROWS: Final = 4000
 """Of the table of many logs."""
@@ -39,24 +45,19 @@ _NS_PER_MS: Final = 1_000_000
 _LONGEST_PATH: Final = 1024
 _LINKED: Final = ("evidence", "folder", "path", "file")
 _LEVEL_CLASS: Final = {"OK": "good", "WARN": "", "ERROR": "bad", "STALE": "bad"}
-_HEAD: Final = [
-    ("log", ""),
-    ("stage", ""),
-    *(
-        (name, "n")
-        for name in (
-            "frames",
-            "on time",
-            "p50 ms",
-            "p99 ms",
-            "longest ms",
-            "budget ms",
-            "latest answer ms",
-            "anomalies",
-        )
-    ),
-]
-"""The columns of a table of runs, and their style."""
+_HEADS: Final = (
+    "log",
+    "stage",
+    "frames",
+    "on time",
+    "p50 ms",
+    "p99 ms",
+    "longest ms",
+    "budget ms",
+    "latest answer ms",
+    "anomalies",
+)
+"""The columns of a table of runs."""
 
 
 @dataclass(frozen=True)
@@ -65,13 +66,13 @@ class OverviewRow:
 
     run: str
     stage: str
-    figures: words.StageFigures
+    figures: words.StageSummary
     anomalies: int
 
 
 @dataclass(frozen=True)
 class Overview:
-    """Everything that ran, a row for each stage and the worst first, and everything that failed, by name and reason."""
+    """What ran, a row for each stage, the worst first; and what failed, by name and reason."""
 
     rows: Sequence[OverviewRow]
     failed: Sequence[tuple[str, str]] = ()
@@ -79,14 +80,18 @@ class Overview:
 
 
 def write_report(
-    runs: list[RunLog], path: Path, progress: Callable[[str], None], overview: Overview | None = None
+    runs: list[RunLog],
+    path: Path,
+    progress: Callable[[str], None],
+    pictures: InputPictures,
+    overview: Overview | None = None,
 ) -> int:
     """Write the page.
 
     Series are thinned, and pictures made smaller, until it fits. Returns its size in bytes.
 
     A log of several runs of the node is several. Where `runs` are only some, the `overview` is of all.
-    `progress` is called with what is done now.
+    `progress` is called with what is done now; `pictures` shows the inputs of the worst frames.
 
     Raises:
         RunLogError: there is too much even so; fewer logs would do.
@@ -112,10 +117,10 @@ def write_report(
                     for number, run in enumerate(runs)
                     for stage in run.stages
                 ]
-                page.top.append({"kind": "table", "head": _HEAD[:-1], "rows": rows})
+                page.top.append(table(_HEADS[:-1], rows))
         for number, run in enumerate(runs):
             progress(f"drawing {run.name}")
-            _section(page, run, f"run{number}", points, side)
+            _section(page, run, f"run{number}", points, pictures, side)
         begin_ns = min((run.span_ns[0] for run in runs if run.span_ns[0]), default=0)
         versions = dict.fromkeys(
             f"{name} {word}" for run in runs for name, word in run.versions.items() if word
@@ -142,13 +147,12 @@ def write_report(
     raise RunLogError(msg)
 
 
-def _section(page: Page, run: RunLog, anchor: str, points: int, side: int) -> None:
+def _section(page: Page, run: RunLog, anchor: str, points: int, pictures: InputPictures, side: int) -> None:
     from torchperf_ros.observe.runs.report import report_pictures as draw
-    from torchperf_ros.observe.runs.report.report_inputs import input_pictures
 
     stages = [stage for stage in run.stages if len(stage)]
     worst = {stage.name: words.worst_frames(stage, _WORST) for stage in stages}
-    pictures, why = input_pictures(run, worst, side)
+    shown_by_stamp, why = pictures(run, worst, side)
     notes = [*run.missing, *run.troubles, *([why] if why else [])]
     blocks: list[Block | None] = []
     for stage in stages:
@@ -178,7 +182,7 @@ def _section(page: Page, run: RunLog, anchor: str, points: int, side: int) -> No
     if np.isfinite(np.concatenate([[math.nan], *run.memory.values()])).any():
         blocks += [{"kind": "heading", "text": "Memory"}, page.plots(("", draw.memory(run, points)))]
     for stage in stages:
-        if frames := [_frame(stage, int(index), pictures) for index in worst[stage.name]]:
+        if frames := [_frame(stage, int(index), shown_by_stamp) for index in worst[stage.name]]:
             blocks.append(
                 {
                     "kind": "frames",
@@ -198,17 +202,12 @@ def _section(page: Page, run: RunLog, anchor: str, points: int, side: int) -> No
     page.section(run.name, blocks, anchor, f"node {run.node} · {span}")
 
 
-def _candidate(said: Mapping[str, str]) -> Block:
+def _candidate(status: Mapping[str, str]) -> Block:
     """The two versions of a stage's model, as they stood at the end."""
-    rows = [
-        [title, {"text": said[key], "css": "text"}] for key, title in CANDIDATE.items() if said.get(key)
+    rows: list[list[Cell]] = [
+        [title, {"text": status[key], "css": "text"}] for key, title in CANDIDATE.items() if status.get(key)
     ]
-    return {
-        "kind": "table",
-        "css": "stack",
-        "head": [("two versions", ""), ("at the end", "")],
-        "rows": rows,
-    }
+    return table(("two versions", "at the end"), rows, css="stack")
 
 
 def _verdicts(run: RunLog, prefix: str) -> Block:
@@ -223,7 +222,8 @@ def _overview(page: Page, overview: Overview, anchors: Mapping[str, str]) -> Non
     frames = sum(row.figures.came for row in rows)
     on_time = sum(row.figures.on_time_share * row.figures.came for row in rows if row.figures.frames)
     share = on_time / frames if frames else math.nan
-    line = f"{len({row.run for row in rows}):,} logs, {_share(share)} on time"
+    count = len({row.run for row in rows})
+    line = f"{count:,} {'log' if count == 1 else 'logs'}, {_share(share)} on time"
     line += f"; {len(overview.failed):,} could not be replayed" if overview.failed else ""
     page.top.append(
         {"kind": "verdict", "lines": [("bad" if overview.failed else words.share_word(share), line)]}
@@ -232,7 +232,7 @@ def _overview(page: Page, overview: Overview, anchors: Mapping[str, str]) -> Non
         {
             "kind": "tiles",
             "tiles": [
-                (f"{len({row.run for row in rows}):,}", "logs", ""),
+                (f"{count:,}", "logs", ""),
                 (f"{len(overview.failed):,}", "failed", "bad" if overview.failed else ""),
                 (f"{frames:,}", "frames that came, of all stages", ""),
                 (_share(share), "on time", words.share_word(share)),
@@ -252,18 +252,17 @@ def _overview(page: Page, overview: Overview, anchors: Mapping[str, str]) -> Non
                     "on a column sorts."
                 ),
             },
-            {
-                "kind": "table",
-                "sortable": True,
-                "rows": [_row(row, anchors.get(row.run, "")) for row in shown],
-                "head": _HEAD,
-                "more": f"{left:,} more rows, of the best, are left out." if left > 0 else "",
-            },
+            table(
+                _HEADS,
+                [_row(row, anchors.get(row.run, "")) for row in shown],
+                sortable=True,
+                more=f"{left:,} more rows, of the best, are left out." if left > 0 else "",
+            ),
         ]
 
 
-def _row(row: OverviewRow, href: str) -> list[Any]:
-    """Cells of `_HEAD`."""
+def _row(row: OverviewRow, href: str) -> list[Cell]:
+    """Cells of `_HEADS`."""
     one = row.figures
     late = f"{one.worst_lateness_ms:+.1f}" if math.isfinite(one.worst_lateness_ms) else "-"
     cells = [
@@ -273,14 +272,11 @@ def _row(row: OverviewRow, href: str) -> list[Any]:
         (late, one.worst_lateness_ms),
         (f"{row.anomalies:,}", row.anomalies),
     ]
-    numbers = [
-        {"text": text, "css": "n", **({"value": f"{value:.6g}"} if math.isfinite(value) else {})}
-        for text, value in cells
-    ]
-    return [{"text": row.run, "href": href} if href else row.run, row.stage, *numbers]
+    name: Cell = {"text": row.run, "href": href} if href else row.run
+    return [name, row.stage, *(number_cell(text, value) for text, value in cells)]
 
 
-def _tiles(figures: words.StageFigures) -> Block:
+def _tiles(figures: words.StageSummary) -> Block:
     late = figures.worst_lateness_ms
     return {
         "kind": "tiles",
@@ -313,7 +309,7 @@ def _tiles(figures: words.StageFigures) -> Block:
     }
 
 
-def _frame(stage: StageLog, index: int, pictures: Mapping[tuple[str, int], "Picture"]) -> dict[str, Any]:
+def _frame(stage: StageLog, index: int, pictures: Mapping[tuple[str, int], Picture]) -> dict[str, Any]:
     row = stage.frames[index]
     outcome, t_ns = Outcome(int(row["outcome"])), int(row["t_ns"])
     fallback = (
@@ -338,36 +334,36 @@ def _frame(stage: StageLog, index: int, pictures: Mapping[tuple[str, int], "Pict
             *([stage.reasons[t_ns]] if t_ns in stage.reasons else []),
         ],
     }
-    return shown | pictures.get((stage.trigger, int(row["stamp_ns"])), {})
+    return {**shown, **pictures.get((stage.trigger, int(row["stamp_ns"])), {})}
 
 
 def _anomalies(run: RunLog) -> Block:
     ranked = sorted(run.anomalies, key=lambda anomaly: (anomaly.level == "OK", anomaly.level != "ERROR"))
     kept = sorted(ranked[:_MOST_ANOMALIES], key=lambda anomaly: anomaly.t_ns)
     left = len(run.anomalies) - len(kept)
-    return {
-        "kind": "table",
-        "css": "stack",
-        "head": [(name, "") for name in ("UTC", "level", "what", "message")],
-        "rows": [_anomaly(anomaly, run.source) for anomaly in kept],
-        "low": len(kept) > _WORST,  # it scrolls by itself: the charts are what people look for next
-        "more": f"{left:,} more, of the mildest, are left out." if left else "",
-    }
+    return table(
+        ("UTC", "level", "what", "message"),
+        [_anomaly(anomaly, run.source) for anomaly in kept],
+        css="stack",
+        # It scrolls by itself: the charts are what people look for next.
+        low=len(kept) > _WORST,
+        more=f"{left:,} more, of the mildest, are left out." if left else "",
+    )
 
 
-def _anomaly(anomaly: LoggedAlert, source: Path | None) -> list[Any]:
+def _anomaly(anomaly: LoggedAlert, source: Path | None) -> list[Cell]:
     places = [
         _existing(value, source)
         for key, value in anomaly.values.items()
         if any(word in key for word in _LINKED)
     ]
-    message = {
+    message: Cell = {
         "text": anomaly.message,
         "css": "text",
         "details": "; ".join(f"{key} {value}" for key, value in anomaly.values.items() if value),
         "links": [(f"evidence {place.name}", place.as_uri()) for place in places if place],
     }
-    level = {"text": anomaly.level, "tag": _LEVEL_CLASS.get(anomaly.level, "")}
+    level: Cell = {"text": anomaly.level, "tag": _LEVEL_CLASS.get(anomaly.level, "")}
     return [{"text": _utc(anomaly.t_ns)[11:], "css": "time"}, level, anomaly.name, message]
 
 

@@ -1,7 +1,7 @@
 """The pictures of pages, as plotly figures; colours of text and grid are the page's, light or dark.
 
-The palette is Okabe and Ito's (2008), told apart with every kind of colour vision; outcomes differ by their
-mark, too.
+The palette is Okabe and Ito's (2008), which people with any colour vision can distinguish; outcomes
+also differ by their mark.
 """
 
 import html
@@ -57,10 +57,10 @@ _HALF: Final = 0.5  # of the height of a word of health
 
 
 def envelope(values: NDArray[np.float64], most: int) -> NDArray[np.int64]:
-    """Indexes of the points to keep, in order, so that no spike is lost (the M4 aggregation, Jugel et al., 2014).
+    """Indexes of the points to keep, in order, so that no spike is lost.
 
-    There are `most` points, at least 4; a shorter series is kept. NaN, unknown, is kept only as first or
-    last.
+    This is the M4 aggregation (Jugel et al., 2014). There are `most` points, at least 4; a shorter series
+    is kept. NaN, unknown, is kept only as first or last.
     """
     count = len(values)
     if count <= most:
@@ -91,7 +91,7 @@ def stretches(t_ns: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def timeline(stage: StageLog, most: int, alerts: Sequence[LoggedAlert] = ()) -> go.Figure:
-    """Latency of every frame with its budget, and below, on the same axis, the tier that ran and, if known, the health.
+    """Latency of every frame with its budget; below, on the same axis, tier and, if known, health.
 
     There are `most` points at most for the frames that were on time, and again for each outcome. Lines
     break where no frames were answered. Alerts of this stage, and of what all stages share, are marked;

@@ -18,7 +18,6 @@ from torchperf_ros.api.outcome import Fallback, GuardVerdict, Health, Outcome
 from torchperf_ros.api.text import percent
 from torchperf_ros.observe.runs.run_log import MEMORY, UNKNOWN, RunLog, StageLog
 from torchperf_ros.stage.frame_table import flow_of
-from torchperf_ros.stage.turn import PUBLISHED_ON_TIME
 
 PUNCTUAL_MS: Final = 1.0
 _GOOD_SHARE: Final = 0.999
@@ -34,7 +33,7 @@ _INSTEAD: Final = {
 
 
 @dataclass(frozen=True)
-class StageFigures:
+class StageSummary:
     """A stage in numbers; times in ms, NaN where no frame has them.
 
     Attributes:
@@ -71,7 +70,7 @@ class StageFigures:
         return self.frames + self.superseded
 
 
-def stage_figures(stage: StageLog) -> StageFigures:
+def stage_figures(stage: StageLog) -> StageSummary:
     """Count and measure a stage's frames."""
     counted = stage.counted
     total_ms = stage.total_ms[counted & np.isfinite(stage.total_ms)]
@@ -83,7 +82,7 @@ def stage_figures(stage: StageLog) -> StageFigures:
         for name in ("outcome", "fallback", "check")
     }
     often = {name: sorted(counts, key=lambda one: -int(one[1])) for name, counts in seen.items()}
-    return StageFigures(
+    return StageSummary(
         answered,
         int((~counted).sum()),
         superseded,
@@ -107,7 +106,7 @@ def stage_figures(stage: StageLog) -> StageFigures:
 
 
 def verdict(stage: StageLog) -> tuple[str, str]:
-    """How a stage did, `good`, `fair` or `bad`, and in one line how often it was on time, and why not more often."""
+    """`good`, `fair` or `bad`, and in one line how often a stage was on time, and why not more often."""
     figures, stops = stage_figures(stage), safe_stops(stage)
     if not figures.frames:
         return "bad", f"{stage.name}: no frame was answered after the start"
@@ -145,13 +144,9 @@ def safe_stops(stage: StageLog) -> list[tuple[int, int]]:
 def _cause(stage: StageLog) -> str:
     """Why most frames that were not on time were not; reasons that differ in their numbers are the same."""
     missed = stage.frames[stage.counted & ~stage.on_time]
-    reasons = [
-        stage.reasons[t_ns].rpartition(PUBLISHED_ON_TIME)[2]
-        for t_ns in missed["t_ns"].tolist()
-        if stage.reasons.get(t_ns)
-    ]
+    reasons = [stage.reasons[t_ns] for t_ns in missed["t_ns"].tolist() if stage.reasons.get(t_ns)]
     if not reasons and stage.last_reason:
-        return stage.last_reason.rpartition(PUBLISHED_ON_TIME)[2]
+        return stage.last_reason
     if not reasons:
         return _counts(stage_figures(stage).outcomes)
     ((kind, count),) = Counter(_NUMBER.sub("", reason) for reason in reasons).most_common(1)

@@ -1,13 +1,8 @@
-"""Everything that a `RunLog` is read from.
+"""Reads the runs that a path holds: recorded logs, records, incident folders with both, and replayed runs."""
 
-Recorded logs, records, incident folders with both, and replayed runs.
-"""
-
-import json
 import re
 import struct
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -15,18 +10,18 @@ from typing import Final
 import numpy as np
 
 from torchperf_ros.api.errors import BadInput
-from torchperf_ros.observe.runs.run_file import RUN_FILE, SUFFIXES, Run, read_run
-from torchperf_ros.observe.runs.run_log import LoggedAlert, RunLog, RunLogBuilder, RunLogError, StageLog
+from torchperf_ros.api.text import listed
+from torchperf_ros.observe.runs.run_builder import Progress, RunLogBuilder, read_records
+from torchperf_ros.observe.runs.run_file import RUN_FILE, SUFFIXES, read_run
+from torchperf_ros.observe.runs.run_log import RunLog, RunLogError, StageLog
 from torchperf_ros.observe.telemetry.node_state import by_label
 from torchperf_ros.replay.logs.log_folder import SUFFIXES as LOG_SUFFIXES
 from torchperf_ros.replay.logs.log_folder import is_log
 from torchperf_ros.replay.logs.log_reader import LogError, LogMessage, LogReader
-from torchperf_ros.replay.logs.log_storage import listed
 
-Progress = Callable[[int, int], None]
-"""Is given how many of how many messages or bytes have been read."""
-
+_NO_DEADLINES: Final = "fast"  # the pace of a replay whose budget is a day
 _METADATA: Final = "metadata.yaml"
+_ROTATED: Final = re.compile(r"\.\d+\.jsonl$")
 _NO_LOG: Final = "is no rosbag2 folder, .mcap, .db3, .bag, .jsonl or replayed run"
 
 
@@ -43,18 +38,18 @@ def read_runs(path: Path, progress: Progress, node: str | None = None) -> list[R
         raise RunLogError(f"log {path}: does not exist")
     name = path.resolve().name
     if path.suffix == ".jsonl":
-        return [_read_records(path, name, progress)]
+        return [read_records(path, name, progress)]
     if path.is_file() and path.suffix in SUFFIXES:
-        return [of_run(read_run(path), name, path)]
+        return [_replayed(path, name)]
     if path.is_file():
         return _read_log(path, name, progress, node)
     if replayed := sorted([*path.glob(RUN_FILE), *path.glob(f"*/{RUN_FILE}")]):
-        return [_beside(file, name if file.parent == path else file.parent.name) for file in replayed]
+        return [_replayed(file, name if file.parent == path else file.parent.name) for file in replayed]
     documents, recordings = tuple(sorted(path.glob("*.json"))), recorded_logs(path)
     if records := [file for file in sorted(path.glob("*.jsonl")) if not _ROTATED.search(file.name)]:
         # They say more than the topics do; what was recorded beside them shows the inputs.
         names = [name if len(records) == 1 else f"{name}/{file.name}" for file in records]
-        runs = [_read_records(file, shown, progress) for file, shown in zip(records, names, strict=True)]
+        runs = [read_records(file, shown, progress) for file, shown in zip(records, names, strict=True)]
     else:
         runs = _read_logs(path, name, recordings, progress, node)
     return [replace(run, documents=documents, recordings=recordings) for run in runs]
@@ -79,8 +74,6 @@ def load_run(path: Path) -> RunLog:
         raise RunLogError(msg)
     return replace(runs[0], name=str(path))
 
-
-# -- recorded logs
 
 _ARRAY: Final = "std_msgs/msg/Float64MultiArray"
 _DIAGNOSTICS: Final = "diagnostic_msgs/msg/DiagnosticArray"
@@ -226,138 +219,22 @@ def _nothing(path: Path, log: LogReader, nodes: list[str], node: str | None) -> 
     )
 
 
-# -- records
+def _without_deadlines(stage: StageLog) -> StageLog:
+    frames = stage.frames.copy()
+    frames["budget_ms"] = frames["lateness_ms"] = np.nan
+    return replace(stage, frames=frames)
 
-_VERSION: Final = 1
-_ROTATED: Final = re.compile(r"\.\d+\.jsonl$")
-_LINES_AT_ONCE: Final = 5_000
 
+def _replayed(file: Path, name: str) -> RunLog:
+    """A run with the log that it was made of, which shows its inputs.
 
-def _rotated(path: Path) -> list[Path]:
-    """This file and those that were rotated away from it, oldest first.
-
-    `records.2.jsonl`, ..., `records.jsonl`.
+    Where that is gone, what was recorded beside a run in the folder of its log may show them.
     """
-    own = re.compile(rf"{re.escape(path.stem)}\.(\d+)\.jsonl")
-    older = [
-        (int(number[1]), file) for file in path.parent.iterdir() if (number := own.fullmatch(file.name))
-    ]
-    return [file for _, file in sorted(older, reverse=True)] + [path]
-
-
-def _read_records(path: Path, name: str, progress: Progress) -> RunLog:
-    files = _rotated(path)
-    builder = RunLogBuilder("/perf")
-    kinds: Counter[str] = Counter()
-    broken = lost = other = done = 0
-    try:
-        total = sum(file.stat().st_size for file in files)
-        for file in files:
-            with file.open("rb") as lines:
-                for number, line in enumerate(lines):
-                    done += len(line)
-                    if number % _LINES_AT_ONCE == 0:
-                        progress(done, total)
-                    try:
-                        record = json.loads(line)
-                        if record["v"] != _VERSION:
-                            other += 1
-                            continue
-                        lost += int(record["records"]) if record["kind"] == "drops" else 0
-                        builder.record(record)
-                        kinds[str(record["kind"])] += 1
-                    except (ValueError, KeyError, TypeError, AttributeError, struct.error):
-                        broken += 1  # a line that was being written when the power went, for example
-    except OSError as error:
-        raise RunLogError(f"log {path}: cannot be read: {error.strerror or error}") from error
-    progress(total, total)
-    if not kinds and not other:
-        msg = (
-            f"log {path}: none of its {broken:,} lines is a record; one begins like {{'v': 1, 'kind':"
-            " 'frame', ...}"
-        )
-        raise RunLogError(msg)
-    for count, what in (
-        (broken, "lines could not be read and were left out (a cut-off last line is normal)"),
-        (lost, "records were not written by the node: too many at once, or no room on the disk"),
-        (other, f"records are of another version than {_VERSION} and were left out"),
-    ):
-        if count:
-            builder.trouble(f"{count:,} {what}")
-    expected = {"frame": "latencies", "memory": "memory", "health": "health", "anomaly": "anomalies"}
-    missing = (f"no records of kind {kind}: {what}" for kind, what in expected.items() if kind not in kinds)
-    return builder.build(name, path, tuple(missing))
-
-
-# -- runs that a replay wrote
-
-_NO_DEADLINES: Final = "fast"
-_MEMORY: Final = {"rss_mib": "workers_rss_mib", "own_rss_mib": "node_rss_mib"}
-_SOFTWARE: Final = ("torchperf_ros", "commit", "pace")
-
-
-def of_run(run: Run, name: str, path: Path | None = None) -> RunLog:
-    """The log of a run that a replay wrote; a `RunLogError` where its memory is no series."""
-    summary, stages = run.summary, []
-    entries = {entry["name"]: entry for entry in summary["stages"]}
-    for stage, rows in run.frames.items():
-        entry, frames = entries.get(stage, {}), rows[np.argsort(rows["t_ns"], kind="stable")]
-        if summary.get("pace") == _NO_DEADLINES:
-            frames["budget_ms"] = frames["lateness_ms"] = np.nan
-        old_words = ("superseded", "stale")  # older replays dropped stale frames, too
-        drops = [
-            entry[word] for word in (("dropped",) if "dropped" in entry else old_words) if word in entry
-        ]
-        reasons = {int(seq): str(reason) for seq, reason in (entry.get("reasons") or {}).items()}
-        seqs: list[int] = frames["seq"].tolist() if reasons else []
-        at_t_ns: list[int] = frames["t_ns"].tolist() if reasons else []
-        at_ns = dict(zip(seqs, at_t_ns, strict=True))
-        stages.append(
-            StageLog(
-                stage,
-                tuple(map(str, entry.get("tiers") or ())),
-                frames,
-                drops=[(0, sum(drops))] if drops else None,
-                reasons={at_ns[seq]: reason for seq, reason in reasons.items() if seq in at_ns},
-                output=str(entry.get("output") or ""),
-            )
-        )
-    memory = summary.get("memory") or {}
-    begin_ns = min((int(stage.frames["t_ns"][0]) for stage in stages if len(stage)), default=0)
-    try:  # sampled in the replay's time from its start on
-        times_ns = begin_ns + np.array(memory.get("t_ns") or (), dtype=np.int64)
-        known = {label: memory[key] or () for key, label in _MEMORY.items() if key in memory}
-        sizes = {label: np.array(column, dtype=np.float64) for label, column in known.items()}
-        if any(column.shape != times_ns.shape for column in sizes.values()):
-            raise ValueError("one is longer than the other")
-    except (AttributeError, TypeError, ValueError) as error:
-        msg = (
-            f"run {name}: its `memory` has to hold `t_ns` and `rss_mib`, a number for each sample ({error})"
-        )
-        raise RunLogError(msg) from error
-    log = Path(str((summary.get("log") or {}).get("path", "")))
-    return RunLog(
-        name,
-        tuple(stages),
-        path,
-        "/perf",
-        times_ns,
-        sizes,
-        tuple(
-            sorted(map(LoggedAlert.of, summary.get("anomalies") or ()), key=lambda anomaly: anomaly.t_ns)
-        ),
-        {key: str(summary[key]) for key in _SOFTWARE if key in summary},
-        missing=() if len(times_ns) else ("no memory samples in this run: memory",),
-        troubles=tuple(map(str, summary.get("troubles") or ())),
-        recordings=recorded_logs(log) if log.is_absolute() and log.exists() else (),
-        facts=summary,
-    )
-
-
-def _beside(file: Path, name: str) -> RunLog:
-    """A run in the folder of its log.
-
-    Where the log is gone, what was recorded beside the run may show its inputs.
-    """
-    run = of_run(read_run(file), name, file)
-    return run if run.recordings else replace(run, recordings=tuple(sorted(file.parent.glob("*.mcap"))))
+    run = replace(read_run(file), name=name)
+    if run.fact("pace") == _NO_DEADLINES:
+        run = replace(run, stages=tuple(map(_without_deadlines, run.stages)))
+    log = Path(str(run.fact("log", "path") or ""))
+    recordings = recorded_logs(log) if log.is_absolute() and log.exists() else ()
+    if not recordings and file.name == RUN_FILE:
+        recordings = tuple(sorted(file.parent.glob("*.mcap")))
+    return replace(run, recordings=recordings)

@@ -30,16 +30,9 @@ _FLOAT32: Final = 7
 _QUALITY: Final = 70
 
 
-Picture = dict[str, str]
-"""Of a frame in `page.html`.
-
-The JPEG (`data:` URI) of its input or a neighbour, whose it is, and how far it is off.
-"""
-
-
 def input_pictures(
     run: RunLog, chosen: Mapping[str, Collection[int]], side: int
-) -> tuple[dict[tuple[str, int], Picture], str]:
+) -> tuple[dict[tuple[str, int], dict[str, str]], str]:
     """Pictures by trigger and stamp in ns, and why some are missing, empty if none is.
 
     They are of frames that are `chosen` by stage and index, if their stamps are known, and come from the
@@ -51,7 +44,7 @@ def input_pictures(
         (stage.trigger, stage.frames[index]) for stage in run.stages for index in chosen.get(stage.name, ())
     ]
     frames = {(trigger, int(row["stamp_ns"])): int(row["t_ns"]) for trigger, row in rows if row["stamp_ns"]}
-    found: dict[tuple[str, int], Picture] = {}
+    found: dict[tuple[str, int], dict[str, str]] = {}
     failures: dict[tuple[str, int], str] = {}
     triggers = {trigger for trigger, _ in frames if trigger}
     ends = tuple(f"/{stage.output.lstrip('/')}" for stage in run.stages if stage.output)
@@ -84,8 +77,8 @@ def input_pictures(
     return found, "; ".join(f"{count} frames without a picture: {why}" for why, count in missing.items())
 
 
-def _nearest(log: LogReader, topics: list[str], stamp_ns: int, t_ns: int, side: int) -> Picture:
-    """The message with the nearest stamp among those recorded shortly before the answer, or a `ValueError`."""
+def _nearest(log: LogReader, topics: list[str], stamp_ns: int, t_ns: int, side: int) -> dict[str, str]:
+    """The message with the nearest stamp of those recorded shortly before the answer; or a `ValueError`."""
     near = [
         (abs(off_ms), off_ms, message)
         for message in log.messages(topics, t_ns - _BEFORE_NS, t_ns + _AFTER_NS)

@@ -10,17 +10,16 @@ from hypothesis.extra.numpy import arrays
 
 pytest.importorskip("arch", reason="arch is not installed")
 
-from torchperf_ros.observe.runs.compare.estimates import (
+from torchperf_ros.observe.runs.compare.bootstrap import (
     block_length,
     figures,
+    frame_changes,
     inflation,
-    latencies,
-    of_runs,
-    same_frames,
-    shares,
+    laid_out,
+    run_change,
     stage_frames,
 )
-from torchperf_ros.observe.runs.compare.verdict import DROPPED, MAX, MISS, P50, P99, Rules
+from torchperf_ros.observe.runs.compare.changes import DROPPED, MAX, MISS, P50, P99
 from torchperf_ros.observe.runs.run_log import RunLog, StageLog
 
 from . import compare_runs as made
@@ -42,9 +41,19 @@ def missing(places, count=3000, **columns):
     return stage(values, **columns)
 
 
-def share(base, new, metric=MISS, paired=True):
-    found = shares(base, new, same_frames([base], [new]) if paired else None, 1, 0.05)
+def change(base, new, metric=MISS):
+    found, _ = frame_changes(base, new, laid_out([base], [new]), 300)
     return next(one for one in found if one.metric is metric)
+
+
+def of_another_log(frames):
+    """The same frames under stamps that no other run has."""
+    frames.frames["stamp_ns"] += 5
+    return frames
+
+
+def width(one):
+    return one.high - one.low
 
 
 @pytest.mark.parametrize("phi", [0.0, 0.6, 0.9])
@@ -67,60 +76,68 @@ def test_given_any_values_when_estimated_then_the_block_fits_and_the_inflation_i
 def test_given_misses_in_bursts_when_compared_then_they_count_for_less_than_as_many_that_are_spread():
     spread = missing(np.random.default_rng(0).permutation(3000)[:90])
     bursts = missing(np.r_[100:130, 700:730, 2000:2030])
-    even, clustered = (share(one, missing([]), paired=False).interval for one in (spread, bursts))
-    assert clustered.high - clustered.low > 2 * (even.high - even.low)
+    even, clustered = (change(one, of_another_log(missing([]))) for one in (spread, bursts))
+    assert width(clustered) > 2 * width(even)
     assert even.p < 1e-6
     assert clustered.p > 0.01
 
 
-def test_given_no_miss_at_all_when_compared_then_the_interval_is_not_empty():
-    base, new = missing([], 100), missing([], 100)
-    new = stage(new.total_ms + 1)
-    for paired, reach in ((False, 2.75), (True, 1.95)):  # Agresti and Caffo 2000; Agresti and Min 2005
-        found = share(base, new, paired=paired).interval
-        assert (found.low, found.high) == pytest.approx((-reach, reach), abs=0.2)
-        assert found.p == pytest.approx(1.0)
+@pytest.mark.parametrize("stamps", [missing, lambda *given: of_another_log(missing(*given))])
+def test_given_no_miss_at_all_when_compared_then_the_interval_is_not_empty(stamps):
+    base, new = missing([], 100), stamps([], 100)
+    new.frames["total_ms"] += 1
+    found = change(base, new)
+    assert (found.low, found.high) == (pytest.approx(-2, abs=0.1), pytest.approx(2, abs=0.1))
+    assert found.p == pytest.approx(1.0)
 
 
 def test_given_one_short_burst_of_a_log_when_compared_then_it_may_be_chance():
-    found = share(missing([]), missing(slice(300, 500)))
-    assert found.tested is None or found.tested.p > 0.01
+    found = change(missing([]), missing(slice(300, 500)))
+    assert not found.tested or found.p > 0.01
 
 
 def test_given_the_same_frames_missed_when_paired_then_less_is_left_to_chance_than_in_other_logs():
     hard = np.random.default_rng(0).permutation(3000)[:300]
-    base, new = missing(hard), missing(np.r_[hard, np.setdiff1d(np.arange(0, 3000, 150), hard)])
-    paired, unpaired = (share(base, new, paired=one).interval for one in (True, False))
+    more = np.r_[hard, np.setdiff1d(np.arange(0, 3000, 150), hard)]
+    paired = change(missing(hard), missing(more))
+    unpaired = change(missing(hard), of_another_log(missing(more)))
     assert paired.p < 0.001 < unpaired.p
-    assert paired.high - paired.low < 0.5 * (unpaired.high - unpaired.low)
+    assert width(paired) < 0.5 * width(unpaired)
 
 
-def test_given_stamps_of_another_log_or_none_when_matched_then_no_frames_are_the_same():
+def test_given_stamps_of_another_log_or_none_when_laid_out_then_no_frames_are_the_same():
     base, other = missing([]), missing([], stamp_ns=np.arange(3000) + 5)
-    assert same_frames([base], [base]) is not None
-    assert same_frames([base], [other]) is None
-    assert same_frames([base], [missing([], stamp_ns=0)]) is None
-    assert len(same_frames([base] * 3, [base])[0]) == 3000
-    left, right = same_frames([base, other], [base, other])
-    assert len(left) == 6000
-    np.testing.assert_array_equal(left, right)
+    assert laid_out([base], [base]).paired
+    assert not laid_out([base], [other]).paired
+    assert not laid_out([base], [missing([], stamp_ns=0)]).paired
+    assert not laid_out([base] * 2, [base]).paired
+    both = laid_out([base, other], [base, other])
+    assert both.paired
+    assert len(both.base.total_ms) == len(both.new.total_ms) == 6000
+
+
+def test_given_frames_of_one_side_only_when_laid_out_then_both_keep_their_place_on_one_axis():
+    base, new = stage(np.arange(1.0, 6.0)), stage(np.arange(1.0, 6.0))
+    new.frames = np.delete(new.frames, 2)
+    new.gaps = np.array([0, 0, 1, 0])
+    both = laid_out([base], [new])
+    np.testing.assert_array_equal(both.base.total_ms, [1, 2, 3, 4, 5])
+    np.testing.assert_array_equal(both.new.total_ms, [1, 2, np.nan, 4, 5])
+    np.testing.assert_array_equal(both.new.wrong[MISS], [0, 0, 0, 1, 0])
+    np.testing.assert_array_equal(both.new.of[MISS], [1, 1, 0, 2, 1])
 
 
 def test_given_numbers_with_gaps_when_counted_then_the_frames_between_were_never_started():
     assert figures(stage(np.full(3, 20.0), seq=[0, 2, 5]))[DROPPED] == 50.0
-    assert (
-        figures(stage(np.full(4, 20.0), seq=[0, 1, 2**60, 2**62]))[DROPPED] > 99.9
-    )  # and memory stays bounded
+    # Memory stays bounded.
+    assert figures(stage(np.full(4, 20.0), seq=[0, 1, 2**60, 2**62]))[DROPPED] > 99.9
 
 
 def test_given_autocorrelated_latencies_when_bootstrapped_then_the_interval_is_as_wide_as_theory_says():
     phi, found = 0.8, []
     for seed in range(6):
         pair = [stage(20 + made.autocorrelated(3000, phi, 2 * seed + at)) for at in range(2)]
-        interval = next(
-            one for one in latencies(*pair, Rules(resamples=300))[0] if one.metric is P50
-        ).interval
-        found.append((interval.high - interval.low) / 2)
+        found.append(width(change(pair[0], of_another_log(pair[1]), P50)) / 2)
     # the median of an AR(1) is about pi/2 as uncertain as independent values' is, times the inflation of
     # its signs
     inflated = 1 + 2 * sum(2 / math.pi * math.asin(phi**lag) for lag in range(1, 200))
@@ -128,15 +145,15 @@ def test_given_autocorrelated_latencies_when_bootstrapped_then_the_interval_is_a
     assert np.median(found) == pytest.approx(expected, rel=0.3)
 
 
-def test_given_three_runs_a_side_when_compared_then_welchs_test_is_on_their_values():
-    found = of_runs("perception", P99, [20.0, 21.0, 22.0], [30.0, 31.0, 32.0], 0.05)
+def test_given_three_runs_a_side_when_compared_then_students_test_is_on_their_values():
+    found = run_change("perception", P99, [20.0, 21.0, 22.0], [30.0, 31.0, 32.0])
     assert (found.base, found.new, found.samples, found.kind) == (21.0, 31.0, 3, "runs")
-    assert (found.interval.low, found.interval.high) == pytest.approx((7.733, 12.267), abs=0.01)
-    assert found.tested.p == pytest.approx(0.000255, rel=0.02)
-    assert not of_runs("perception", MAX, [1.0] * 3, [9.0] * 3, 0.05).decides
-    assert math.isnan(
-        of_runs("perception", MISS, [1.0] * 3, [9.0] * 3, 0.05).interval.p
-    )  # nothing is left to chance
+    assert (found.low, found.high) == pytest.approx((7.733, 12.267), abs=0.01)
+    assert found.tested
+    assert found.p == pytest.approx(0.000255, rel=0.02)
+    assert not run_change("perception", MAX, [1.0] * 3, [9.0] * 3).decides
+    # Where runs do not vary nothing is left to chance.
+    assert math.isnan(run_change("perception", MISS, [1.0] * 3, [9.0] * 3).p)
 
 
 def memory_slope(seconds, mib):

@@ -1,0 +1,357 @@
+"""How far chance may move the difference of two sides.
+
+Frames that follow each other are alike. Therefore frames are drawn again in blocks (the circular block
+bootstrap of Politis and Romano 1992), and the spread of what the draws give is the standard error of a
+difference. From three runs a side on the run is what is drawn: a mean over runs has that standard error in
+closed form. Student's t makes an interval of either.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchperf_ros.observe.runs.compare.changes import (
+    ALPHA,
+    DROPPED,
+    FALLBACK,
+    JITTER,
+    LOWER_TIER,
+    MAX,
+    MISS,
+    P50,
+    P95,
+    P99,
+    Metric,
+    MetricChange,
+)
+from torchperf_ros.observe.runs.run_log import UNKNOWN, StageLog
+
+RUNS: Final = 3
+"""So many runs a side, and the run is the sample: two have no spread worth the name."""
+RESAMPLES: Final = 1000
+NO_INTERVAL: Final = "a maximum has no interval: the next run's may be anything; it does not decide"
+_OF_RUNS: Final = f"shown, not judged; {RUNS} runs a side are judged by it"
+# The best block for a variance; intervals come out too short with it, so that blocks are twice as long.
+_BLOCKS_LONGER: Final = 2.0
+_LEAST_BLOCKS: Final = 10.0
+_LEAST_BEYOND: Final = 5.0  # effective frames on each side of a quantile
+_LEAST_FRAMES: Final = 30  # effective ones, of a share
+_LEAST_VALUES: Final = 8  # of which a block's length can be estimated
+_PAIRED: Final = 0.5  # of each side's frames that the other side has, too, for one axis of both
+_ROUNDING: Final = 1e-9  # of a value: what moves by less is constant
+_WHOLE: Final = 100.0
+# From so many percentage points on, frames of one log are counted one by one: so large a change is judged,
+# even if it is a single stretch. After a disturbance the ladder is back at its first tier within 10 s, a
+# tenth of a short log, without any fault: lower tiers take more.
+_PLAIN: Final = {MISS: 10.0, LOWER_TIER: 30.0}
+_QUANTILES: Final = {P50: 0.50, P99: 0.99}
+
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class _Side:
+    """The frames of one side in their order.
+
+    Attributes:
+        total_ms: NaN where no answer is known.
+        wrong, of: for a share, how many frames of how many went wrong at each place; a frame that was never
+            started counts at the next answered one.
+    """
+
+    total_ms: Values
+    wrong: dict[Metric, Values]
+    of: dict[Metric, Values]
+
+    def at(self, places: NDArray[np.int64], count: int) -> "_Side":
+        """The same frames at these places of a longer axis, with nothing in between."""
+        total_ms = np.full(count, math.nan)
+        total_ms[places] = self.total_ms
+        spread = []
+        for shares in (self.wrong, self.of):
+            spread.append({metric: np.zeros(count) for metric in shares})
+            for metric, values in shares.items():
+                spread[-1][metric][places] = values
+        return _Side(total_ms, *spread)
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Both sides, laid out for drawing; with `paired` on one axis of stamps, as frames of one log are."""
+
+    base: _Side
+    new: _Side
+    paired: bool
+    is_same: bool
+
+
+def stage_frames(stage: StageLog) -> StageLog:
+    """The answered frames of a stage in the order of their numbers, without those that say nothing about it.
+
+    Left out are frames that came before the stage had started for the first time, and those that ran under
+    a profiler. Frames that found it starting again, after a crash, count: they were missed.
+    """
+    seq = stage.frames["seq"]
+    order = np.argsort(seq, kind="stable") if len(np.unique(seq)) == len(seq) else np.arange(len(seq))
+    gaps = np.maximum(np.diff(seq[order], prepend=seq[order][:1] - 1) - 1, 0)
+    frames = stage.frames[order]
+    started = np.logical_or.accumulate(stage.counted[order])
+    counted = started & ~np.isin(frames["t_ns"], list(stage.profiled))
+    return StageLog(stage.name, stage.tiers, frames[counted], gaps=gaps[counted])
+
+
+def pooled(stages: Sequence[StageLog]) -> StageLog:
+    """The frames of a stage in several runs, one run after the other; names are the first's."""
+    frames, gaps = (np.concatenate([getattr(one, name) for one in stages]) for name in ("frames", "gaps"))
+    return replace(stages[0], frames=frames, gaps=gaps)
+
+
+def figures(frames: StageLog, best: int = 0) -> dict[Metric, float]:
+    """Every metric of a stage's frames, in its unit; NaN where unknown. `best`: the best tier's number."""
+    known = frames.total_ms[np.isfinite(frames.total_ms)]
+    quantiles = np.quantile(known, (0.5, 0.95, 0.99, 1.0)) if len(known) else np.full(4, math.nan)
+    side = _side(frames, best)
+    return {
+        **dict(zip((P50, P95, P99, MAX), quantiles.tolist(), strict=True)),
+        JITTER: float(np.abs(np.diff(known)).mean()) if len(known) > 1 else math.nan,
+        **{metric: _share(side, metric) for metric in side.wrong},
+    }
+
+
+def best_tiers(base: StageLog, new: StageLog) -> tuple[int, int]:
+    """The number on each side of the base's best tier; one that a side lacks is -2, without names it is 0."""
+    if not (base.tiers and new.tiers):
+        return 0, 0
+    return 0, new.tiers.index(base.tiers[0]) if base.tiers[0] in new.tiers else UNKNOWN - 1
+
+
+def laid_out(base: Sequence[StageLog], new: Sequence[StageLog]) -> Sides:
+    """The runs of both sides for `frame_changes`: paired where each run has the stamps of its counterpart."""
+    whole = pooled(base), pooled(new)
+    tiers = best_tiers(*whole)
+    is_same = np.array_equal(whole[0].total_ms, whole[1].total_ms, equal_nan=True)
+    parts: list[tuple[_Side, _Side]] = []
+    for one, other in zip(base, new, strict=False):
+        stamps, others = one.own_stamps, other.own_stamps
+        if len(base) != len(new) or stamps is None or others is None:
+            break
+        axis = np.union1d(stamps, others)
+        if len(one) + len(other) - len(axis) < _PAIRED * max(len(one), len(other)):
+            break
+        here = _side(one, tiers[0]).at(np.searchsorted(axis, stamps), len(axis))
+        parts.append((here, _side(other, tiers[1]).at(np.searchsorted(axis, others), len(axis))))
+    if paired := len(parts) == len(base):
+        first, second = (_joined(side) for side in zip(*parts, strict=True))
+    else:
+        first, second = (_side(one, tier) for one, tier in zip(whole, tiers, strict=True))
+    return Sides(first, second, paired, is_same)
+
+
+def frame_changes(
+    base: StageLog, new: StageLog, sides: Sides, resamples: int = RESAMPLES
+) -> tuple[list[MetricChange], int]:
+    """Every metric of one or two runs a side, with intervals of p50, p99, misses and lower tiers.
+
+    Returns them, and the frames in the longest block.
+    """
+    tiers = best_tiers(base, new)
+    before, after = figures(base, tiers[0]), figures(new, tiers[1])
+    found, longest = [], 1
+    for metric, value in before.items():
+        one = MetricChange(
+            base.name, metric, value, after[metric], samples=min(len(base), len(new)), decides=False
+        )
+        if metric in _QUANTILES or metric in _PLAIN:
+            if metric is LOWER_TIER and not math.isfinite(one.difference):
+                continue
+            one, block = _estimated(replace(one, decides=True), sides, resamples)
+            longest = max(longest, block)
+        else:
+            one = replace(one, why=NO_INTERVAL if metric is MAX else _OF_RUNS)
+        found.append(one)
+    return found, longest
+
+
+def run_change(stage: str, metric: Metric, base: Sequence[float], new: Sequence[float]) -> MetricChange:
+    """The means of a metric over the runs of each side, and the interval of their difference.
+
+    Where a side has fewer than `RUNS` runs that know it, the means are shown and decide nothing.
+    """
+    sides = [np.array(side)[np.isfinite(side)] for side in (base, new)]
+    before, after = (float(side.mean()) if len(side) else math.nan for side in sides)
+    least = min(map(len, sides))
+    shown = MetricChange(stage, metric, before, after, samples=least, kind="runs", decides=False)
+    if metric is MAX:
+        return replace(shown, why=NO_INTERVAL)
+    if unknown := [word for word, side in zip(("base", "new"), sides, strict=True) if not len(side)]:
+        why = " and ".join(f"the {word} run does not say" for word in unknown)
+        # A stage that one side lacks has no verdict; a figure of the whole run decides nothing.
+        return replace(shown, why=why, decides=bool(stage))
+    if least < RUNS:
+        return replace(shown, why=_OF_RUNS)
+    error = math.sqrt(sum(float(side.var(ddof=1)) / len(side) for side in sides))
+    if all(map(_constant, sides)):
+        error = 0.0
+    return _interval(replace(shown, decides=True), error, sum(map(len, sides)) - 2)
+
+
+def block_length(values: Values) -> int:
+    """Frames over which successive values depend on each other; 1 where values are constant or too few.
+
+    The automatic block length of a circular bootstrap: Politis and White, Econometric Reviews 23 (2004),
+    corrected by Patton, Politis and White, 28 (2009).
+    """
+    if len(values) < _LEAST_VALUES or _constant(values):
+        return 1
+    from arch.bootstrap import optimal_block_length
+
+    with np.errstate(all="ignore"):
+        found = float(optimal_block_length(values)["circular"].iloc[0])
+    return math.ceil(found) if math.isfinite(found) else 1
+
+
+def inflation(values: Values, block: int) -> float:
+    """Variance of the mean of blocks (of a ring) over that of independent values; 1 or more."""
+    centred = values - values.mean()
+    variance = float(centred @ centred) / len(values)
+    sums = np.cumsum(np.concatenate([[0.0], centred, centred[:block]]))
+    means = (sums[block:-1] - sums[: -block - 1]) / block
+    return max(1.0, block * float(means @ means) / len(means) / variance) if variance > 0 else 1.0
+
+
+def _side(frames: StageLog, best: int) -> _Side:
+    gaps = frames.gaps.astype(np.float64)
+    tier = frames.frames["tier"]
+    answered = np.ones(len(frames))
+    wrong = {
+        MISS: gaps + frames.missed,
+        FALLBACK: (frames.frames["fallback"] != UNKNOWN).astype(np.float64),
+        DROPPED: gaps,
+        LOWER_TIER: ((tier >= 0) & (tier != best)).astype(np.float64),
+    }
+    came = gaps + 1.0
+    return _Side(
+        frames.total_ms,
+        wrong,
+        {MISS: came, FALLBACK: answered, DROPPED: came, LOWER_TIER: (tier >= 0).astype(np.float64)},
+    )
+
+
+def _joined(sides: Sequence[_Side]) -> _Side:
+    def joined(pick: Callable[[_Side], dict[Metric, Values]]) -> dict[Metric, Values]:
+        return {metric: np.concatenate([pick(one)[metric] for one in sides]) for metric in pick(sides[0])}
+
+    total_ms = np.concatenate([one.total_ms for one in sides])
+    return _Side(total_ms, joined(lambda one: one.wrong), joined(lambda one: one.of))
+
+
+def _share(side: _Side, metric: Metric) -> float:
+    total = float(side.of[metric].sum())
+    return _WHOLE * float(side.wrong[metric].sum()) / total if total else math.nan
+
+
+def _measured(side: _Side, metric: Metric) -> Callable[[Values], float]:
+    """Gives the metric of a draw: of how often each place was drawn."""
+    if metric in _PLAIN:
+        wrong, of = side.wrong[metric], side.of[metric]
+
+        def share(drawn: Values) -> float:
+            total = float(drawn @ of)
+            return _WHOLE * float(drawn @ wrong) / total if total else math.nan
+
+        return share
+    order = np.argsort(side.total_ms)[: int(np.isfinite(side.total_ms).sum())]
+    values = side.total_ms[order]
+
+    def quantile(drawn: Values) -> float:
+        passed = np.cumsum(drawn[order])
+        at = np.searchsorted(passed, _QUANTILES[metric] * passed[-1])
+        return float(values[at]) if passed[-1] else math.nan
+
+    return quantile
+
+
+def _flags(side: _Side, metric: Metric) -> tuple[Values, ...]:
+    """The series whose dependence decides how long blocks have to be; the last one is of zeros and ones.
+
+    A quantile depends on which frames lie beyond it (Bahadur 1966).
+    """
+    if metric in _PLAIN:
+        there = side.of[metric] > 0
+        return ((side.wrong[metric][there] > 0).astype(np.float64),)
+    known = side.total_ms[np.isfinite(side.total_ms)]
+    if not len(known):
+        return known, known
+    return known, (known > np.quantile(known, _QUANTILES[metric])).astype(np.float64)
+
+
+def _estimated(one: MetricChange, sides: Sides, resamples: int) -> tuple[MetricChange, int]:
+    """A metric with its interval, or with how many frames one takes; and the block's length."""
+    metric, both = one.metric, (sides.base, sides.new)
+    series = [_flags(side, metric) for side in both]
+    samples = min(len(each[-1]) for each in series)
+    one = replace(one, samples=samples)
+    if sides.is_same and not one.difference and samples:
+        return replace(one, low=0.0, high=0.0), 1  # as on a virtual clock: nothing is chance
+    if samples < _LEAST_VALUES or not math.isfinite(one.difference):
+        least = _LEAST_FRAMES if metric in _PLAIN else _LEAST_BEYOND / (1 - _QUANTILES[metric])
+        return replace(one, enough=least, why=_few(samples, 1)), 1
+    longest = max(block_length(values) for each in series for values in each)
+    block = min(samples, math.ceil(_BLOCKS_LONGER * longest) if longest > 1 else 1)
+    if sides.paired and abs(one.difference) >= _PLAIN.get(metric, math.inf):
+        block = 1
+    need = _LEAST_FRAMES if metric in _PLAIN else _LEAST_BEYOND / (1 - _QUANTILES[metric])
+    inflated = max(inflation(each[-1], block) for each in series)
+    least = max(_LEAST_BLOCKS * block, need * inflated)
+    error = _error(metric, sides, block, resamples)
+    if metric in _PLAIN:
+        # One frame that went wrong unseen: no miss in 100 frames is not 0 %.
+        error = math.hypot(error, _WHOLE * inflated / samples)
+    blocks = max(samples / block, 2.0)
+    one = _interval(one, error * math.sqrt(blocks / (blocks - 1)), blocks - 1)
+    few = samples < least
+    return replace(one, enough=least if few else 0.0, why=_few(samples, block) if few else ""), block
+
+
+def _error(metric: Metric, sides: Sides, block: int, resamples: int) -> float:
+    """The standard error of the difference: the spread over so many draws of blocks."""
+    random = np.random.default_rng(0)
+    counts = len(sides.base.total_ms), len(sides.new.total_ms)
+    base, new = (_measured(side, metric) for side in (sides.base, sides.new))
+    moved = np.empty(resamples)
+    for number in range(resamples):
+        drawn = _drawn(random, counts[0], block)
+        moved[number] = new(drawn if sides.paired else _drawn(random, counts[1], block)) - base(drawn)
+    known = moved[np.isfinite(moved)]
+    return float(known.std(ddof=1)) if len(known) > 1 else math.inf
+
+
+def _drawn(random: np.random.Generator, count: int, block: int) -> Values:
+    """How often each place comes in a ring's blocks, which begin anywhere."""
+    begins = random.integers(0, count, math.ceil(count / block))
+    places = ((begins[:, None] + np.arange(block)) % count).ravel()[:count]
+    return np.bincount(places, minlength=count).astype(np.float64)
+
+
+def _interval(one: MetricChange, error: float, freedom: float) -> MetricChange:
+    """With the interval of Student's t around its difference, and the p-value of none."""
+    from scipy.stats import t
+
+    if error == 0.0:
+        return replace(one, low=one.difference, high=one.difference)
+    reach = float(t.isf(ALPHA / 2, freedom)) * error
+    p = float(2 * t.sf(abs(one.difference) / error, freedom))
+    return replace(one, low=one.difference - reach, high=one.difference + reach, p=p)
+
+
+def _constant(values: Values) -> bool:
+    return bool(np.ptp(values) <= _ROUNDING * np.abs(values).max())
+
+
+def _few(frames: int, block: int) -> str:
+    depend = f", which depend on each other over about {block}" if block > 1 else ""
+    return f"{frames:,} frame{'s' * (frames != 1)}{depend}"
