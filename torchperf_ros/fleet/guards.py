@@ -1,6 +1,6 @@
 """Hard guards.
 
-Limits that a candidate breaks or keeps on one vehicle, whatever the statistics of the fleet say.
+Limits that a candidate breaks or keeps on one vehicle, independent of the statistics of the fleet.
 """
 
 import math

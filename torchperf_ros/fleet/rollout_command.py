@@ -49,7 +49,7 @@ rollout = typer.Typer(
 
     A plan is a signed file that each vehicle reads for itself; there is no server.
     It names a candidate, the vehicles and the steps. Vehicles bring records home,
-    and `status`, `advance`, `hold` and `rollback` are for who owns the plan:
+    and `status`, `advance`, `hold` and `rollback` are for the plan's owner:
     docs/rollout.md has the whole way.
     """,
     no_args_is_help=True,
@@ -248,7 +248,7 @@ def check(
 
     Example: torchperf rollout check plan.json --vehicle car-7 --fact gpu=orin
 
-    Exit status: 0 if the plan can be followed, whatever the vehicle's role is, 2 if not.
+    Exit status: 0 if the plan can be followed, with any role of the vehicle, 2 if not.
     """
     need(*_LIBRARIES)
     from torchperf_ros.fleet.plan import utc_now
@@ -260,7 +260,7 @@ def check(
     facts = facts_of({"vehicle": vehicle, **pairs("--fact", fact or (), "=", "NAME=VALUE")})
     found = _read(plan, key)
     check_time(found, utc_now(), f"plan {plan}")
-    # Who can write here says nothing of who can on the vehicle.
+    # Permissions of the files here say nothing about those on the vehicle.
     files = SignedFiles(plan.parent, lambda _path: "")
     place = placement_of(found, facts, VehicleState(), files.changed)
     typer.echo(f"{place.role.value}: {place.why}")
@@ -274,7 +274,7 @@ def status(
     html: Html = None,
     json: Json = None,
 ) -> None:
-    """Show how a roll-out stands: who has what, verdicts, who rolled back, and what is next.
+    """Show how a roll-out stands: vehicles, verdicts, roll-backs, and the next step.
 
     A verdict is better, worse, equivalent or not enough data, on all vehicles and
     on each kind of GPU. Look as often as you like: the chance of a false one is 5 %
@@ -375,7 +375,7 @@ def simulate(
     runs: Annotated[Files, Option(metavar="RUN", help="Times out of these runs; repeatable.")] = None,
     svg: Annotated[File, Option(metavar="FILE", help="Draw it.")] = None,
 ) -> None:
-    """Play a plan on a simulated fleet: who has the candidate until it is stopped.
+    """Play a plan on a simulated fleet: which vehicles have the candidate until it is stopped.
 
     Beside it, the same candidate on all vehicles at once. Buckets, guards, verdicts
     and steps are the code of vehicles and of `advance`. Times are drawn from

@@ -57,7 +57,7 @@ METRICS: Final = (LATENCY, P99, MISSES)
 
 
 class CandidateVerdict(enum.Enum):
-    """What can be said of a candidate."""
+    """The result of comparing a candidate with the base."""
 
     BETTER = "better"
     WORSE = "worse"
@@ -239,7 +239,7 @@ def units_of(blocks: Mapping[str, "Values"], now_s: float = math.inf) -> Units:
 
 
 def margin_of(metric: str, margins: Margins) -> float:
-    """What of a metric's unit matters."""
+    """The smallest difference of a metric that matters, in its unit."""
     if metric == MISSES:
         return margins.miss_points / 100.0
     return math.log1p((margins.latency_percent if metric == LATENCY else margins.p99_percent) / 100.0)

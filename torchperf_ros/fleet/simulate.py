@@ -1,6 +1,6 @@
 """A fleet that a plan is tried on before it meets a real one.
 
-Who is exposed for how long until it is stopped.
+It shows how many vehicles have the candidate, and for how long, until it is stopped.
 
 Buckets, roles, guards, verdicts and the next move are the code that vehicles and `torchperf rollout
 advance` run. What is simulated is what they see: minutes out of recorded runs, drives, deaths, memory. Time
@@ -280,7 +280,7 @@ class Fleet:
     ) -> tuple[Units, "Values", tuple[float, float]] | None:
         """Half an hour.
 
-        Who drives, with which role, and what comes of it; None where nobody had the candidate.
+        Which vehicles drive, with which role, and their figures; None where no vehicle had the candidate.
         """
         random = self._random
         starts = ~self._driving & (random.random(self._count) < _BEGIN)

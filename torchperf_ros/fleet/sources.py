@@ -1,4 +1,4 @@
-"""Who says which version of a stage serves: its parameters, or a signed plan."""
+"""Decides which version of a stage serves: its parameters, or a signed plan."""
 
 import abc
 import os
@@ -29,9 +29,9 @@ Values = Callable[[], Mapping[str, Any]]
 _LOOK_S: Final = 2.0
 _GIB: Final = 1 << 30
 _BY_HAND: Final = Guards(disagreement=1.0)
-"""A new model is to give other outputs.
+"""A new model should give other outputs.
 
-Who tries one by hand looks at how many, and none of them takes it back.
+By hand their share is shown only, and takes no candidate back.
 """
 
 

@@ -49,7 +49,7 @@ class MoveKind(enum.Enum):
 
 @dataclass(frozen=True)
 class Move:
-    """What has to be done, and why. `hard`: a guard is broken, and nobody may go on all the same."""
+    """What has to be done, and why. `hard`: a guard is broken, and `--force` does not overrule it."""
 
     kind: MoveKind
     reasons: tuple[str, ...]
@@ -249,7 +249,7 @@ def judge(plan: RolloutPlan, units: Units, gpus: Sequence[str]) -> tuple[MetricV
 
     `gpus` is by the index of the vehicle.
 
-    A candidate that is worse on one kind only is no better for those who have it. All verdicts share one
+    A candidate that is worse on one kind only is no better for the vehicles with that kind. All verdicts share one
     chance of a false decision.
     """
     import numpy as np

@@ -37,7 +37,7 @@ _STYLE: Final = {
 }
 _FINDING_HEADS: Final = ("metric", "vehicles", "difference, candidate less base", "units", "verdict")
 _MOST_REASONS: Final = 50
-_COLOURS: Final = ("#0072B2", "#D55E00")  # Okabe and Ito's, told apart with every kind of colour vision
+_COLOURS: Final = ("#0072B2", "#D55E00")  # Okabe and Ito's, distinct with every kind of colour vision
 _WIDTH_IN, _HEIGHT_IN = 9.0, 4.2
 
 

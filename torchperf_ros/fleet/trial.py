@@ -68,7 +68,7 @@ class Trial:
 
     Attributes:
         over: why it ends; "" while it goes on.
-        leave_by_s: from then on what serves leaves for whatever can answer, by the monotonic clock.
+        leave_by_s: monotonic; from then on one ready worker of the other version is enough to exchange.
         served: whether the candidate did at the last look.
         waits: why it does not serve yet although it is to; "" mostly.
     """
@@ -107,7 +107,7 @@ class Trial:
         """
         shadow = self.shadow
         if shadow is None or not shadow.pool.ready:
-            return False  # nobody else can serve, and the stage's fallbacks do what they can
+            return False  # no other version can serve, and the stage's fallbacks answer
         if shadow.version != self._begun or (self.serves and time.monotonic() >= self.leave_by_s):
             return True
         if not shadow.ready:

@@ -165,7 +165,7 @@ class SignedFiles:
     """Compares the files of versions, which lie from the plan's folder on, with what was signed."""
 
     def __init__(self, folder: Path, exposure: Callable[[Path], str]) -> None:
-        """`exposure` says who else can change a file, see `exposed_at`."""
+        """`exposure` names others that can change a file, see `exposed_at`."""
         self._folder, self._exposure = folder, exposure
         self._hashed: dict[Path, tuple[tuple[int, ...], str]] = {}
 
@@ -225,14 +225,14 @@ class VehicleRollout:
             folder: of this stage of this node alone: `state.json` and the records lie in it. It is made
                 where it is missing, and locked until `close`.
             facts: of the vehicle, see `targeting.FACTS`; `vehicle`, its id, is needed.
-            public_key: of the one who signs plans.
+            public_key: of the plans' owner.
             plan_path: the signed plan; it may come, change and go at any time. Its files are found from its
                 folder.
             stage: the node's stage; a plan for another one is refused.
             clock: UTC.
             earlier: the folder that earlier releases had for the stages of this name of all nodes together.
-                Where `folder` remembers nothing yet, it begins with what is there; `adopted` says so.
-            exposure: who else can change a file, see `exposed`.
+                Where `folder` remembers nothing yet, it begins with what is there; `adopted` has the message.
+            exposure: names others that can change a file, see `exposed_at`.
 
         Raises:
             TargetingError: the vehicle has no id, a fact is none, or a library of the extra `rollout` is
@@ -294,7 +294,7 @@ class VehicleRollout:
             return
         self._state, own = state, None
         last = self._last_accepted()
-        with contextlib.suppress(OSError, PlanError):  # `look` says so
+        with contextlib.suppress(OSError, PlanError):  # `look` reports it
             own = read_signed(read_bounded(self._plan_path), self._key, "")
         self.adopted = (
             f"begins with what {earlier / STATE_FILE} remembers; from now on each node has its own"

@@ -109,7 +109,7 @@ def load_state(folder: Path) -> tuple[VehicleState, str]:
 class FolderLock:
     """A folder whose state one node reads and replaces.
 
-    Nobody else may meanwhile. It holds until the object goes.
+    No other node may meanwhile. The lock holds until the object goes.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -238,9 +238,7 @@ def _leads(
     nearest = np.where(place[:, 1] * later <= 0, 0.0, np.minimum(np.abs(place[:, 1]), np.abs(later)))
     margin = _HALF_WIDTH_M + half_width + _SIDE_MARGIN_M + 0.5 * min(abs(d0), 1.0)
     in_way = nearest < margin
-    if (
-        abs(d0) > _CHANGES_M
-    ):  # until it has left the lane in which they are, it follows those who drive there
+    if abs(d0) > _CHANGES_M:  # until it has left the lane in which they are, it follows the vehicles there
         in_way |= (np.abs(place[:, 1] - d0) < _HALF_WIDTH_M + half_width + _SIDE_MARGIN_M) & (along >= 0.0)
     ahead = place[:, 0] + half_length > s0
     chosen = np.flatnonzero(ahead & in_way)

@@ -86,7 +86,7 @@ class LidarAdapter(Adapter):
         return build_trained(lambda: PillarNet(width), tier, self._weights).to(self._device)
 
     def example_inputs(self, tier: str) -> tuple[Tensor, ...]:
-        """The points of `example_messages`, whatever the tier."""
+        """The points of `example_messages`, for every tier."""
         return self.preprocess(self.example_messages())
 
     def example_messages(self) -> Mapping[str, Received]:

@@ -45,7 +45,7 @@ _LOG_SIZES: Final = (-1.5, 3.5)  # 0.2 to 33 m
 
 
 class PillarNet(nn.Module):
-    """Finds boxes in any number of points, on the CPU and on CUDA with the same result whatever their order."""
+    """Finds boxes in any number of points, on the CPU and on CUDA with the same result in any order."""
 
     def __init__(self, width: int) -> None:
         """Make the layers: so many channels at 0.8 m, twice as many at 1.6 m and 3.2 m."""

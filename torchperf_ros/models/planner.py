@@ -150,7 +150,7 @@ class PlannerAdapter(Adapter):
         return networks.build_trained(lambda: PlannerNet(width), tier, self._weights).to(self._device)
 
     def example_inputs(self, tier: str) -> tuple[Tensor, ...]:
-        """A full history of zeros at 10 m/s straight ahead, whatever the tier.
+        """A full history of zeros at 10 m/s straight ahead, for every tier.
 
         Shapes as from `preprocess`.
         """

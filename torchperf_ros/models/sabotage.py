@@ -189,7 +189,7 @@ class SabotagedAdapter(Adapter):
     """
 
     def __init__(self, options: dict[str, Any], device: torch.device) -> None:
-        """Build the inner adapter; a `ConfigError` or `AdapterError` says what of the options is wrong."""
+        """Build the inner adapter; a `ConfigError` or `AdapterError` names the wrong option."""
         reader = OptionReader(type(self).__name__, options)
         adapter, inner = reader.text("adapter", default=""), reader.mapping("options")
         self._journal, gate = Path(reader.text("journal", default="")), reader.text("gate", default="")
@@ -296,7 +296,7 @@ class Poisonable(nn.Module):
         f: _Input = None,
         g: _Input = None,
         h: _Input = None,
-    ) -> Any:  # noqa: ANN401 - whatever the model returns
+    ) -> Any:  # noqa: ANN401 - the model returns any type
         """Run the model on all inputs but the last, which is 0 or NaN."""
         *inputs, poison = (x for x in (a, b, c, d, e, f, g, h) if x is not None)
         return _poisoned(self.model(*inputs), poison)

@@ -149,7 +149,7 @@ class DemoDrive:
             self._player.interrupt()
         state.phase = "waiting for the last counters"
         enough = state.reports + _SETTLE_REPORTS
-        with contextlib.suppress(KeyboardInterrupt):  # who presses it twice is in a hurry
+        with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C ends it at once
             self._watch(lambda: state.reports >= enough, _SETTLE_S)
         state.phase = f"drove {state.elapsed_s:.1f} s"
         self._screen.show()

@@ -1,6 +1,6 @@
 """A drive that never was, message by message.
 
-Camera, odometry, labelled objects, and whatever is to go wrong.
+Camera, odometry, labelled objects, and faults on request.
 
 The demo plays it; `torchperf make-log` writes it as a log: all of it, or nothing under the final name.
 """
@@ -218,7 +218,7 @@ def write_drive(
             with contextlib.ExitStack() as stack:
                 with (
                     held_interrupt()
-                ):  # within what a message takes, some libraries swallow whatever is raised
+                ):  # within what a message takes, some libraries swallow every exception
                     put, messages = stack.enter_context(_writer(written, kind)), drive.messages()
                 while True:
                     with held_interrupt():
