@@ -276,11 +276,9 @@ class Trial:
         """
         shadow = self.shadow
         both = [self.stage.version, *([] if shadow is None else [shadow.version])]
-        return (
-            wish.serve
-            if wish.serve in both
-            else next((one for one in both if one != self.candidate), both[0])
-        )
+        if wish.serve in both:
+            return wish.serve
+        return next((one for one in both if one != self.candidate), both[0])
 
     def values(self) -> dict[str, str]:
         """For `/diagnostics`."""
@@ -292,15 +290,13 @@ class Trial:
         found |= {"candidate_pairs": figures.words, "candidate_skipped": str(shadow.skipped)}
         left_out = 0 if self._comparer is None else self._comparer.left_out
         found |= {"candidate_lost_pairs": str(shadow.lost_pairs), "candidate_not_compared": str(left_out)}
-        if figures.last_difference:
-            found["candidate_differs"] = figures.last_difference
-        if figures.last_refusal:
-            found["candidate_refused"] = figures.last_refusal
-        if figures.last_failure:
-            found["candidate_failed"] = figures.last_failure
-        if self._comparer is not None and self._comparer.problem:
-            found["candidate_problem"] = self._comparer.problem
-        return found
+        found |= {
+            "candidate_differs": figures.last_difference,
+            "candidate_refused": figures.last_refusal,
+            "candidate_failed": figures.last_failure,
+            "candidate_problem": "" if self._comparer is None else self._comparer.problem,
+        }
+        return {name: text for name, text in found.items() if text}
 
     def _state(self) -> str:
         shadow = self.shadow

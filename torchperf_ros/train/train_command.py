@@ -27,9 +27,6 @@ def train(  # noqa: PLR0913, PLR0917 - options of a command line
     prune: Annotated[
         float, Option(min=0.0, max=0.9, help="Take this share of --from's channels away first.")
     ] = 0.0,
-    together: Annotated[
-        int | None, Option(min=1, help="Tiers at a time; default: one for each core.")
-    ] = None,
     judged: Annotated[
         int | None, Option(min=1, max=_MOST_EXAMPLES, help="Held-out examples that the scores are of.")
     ] = None,
@@ -79,7 +76,6 @@ def train(  # noqa: PLR0913, PLR0917 - options of a command line
         steps,
         seed,
         device,
-        together,
         judged,
         output,
         start=start,
