@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["Adapter", "BadInput", "HistoryBuffer", "Received", "message_class", "pixels"]
 
+# Where each public name lives. The node process must not load torch, so a name is loaded on first
+# use.
 _PUBLIC: Final = {
     "Adapter": "adapter",
     "BadInput": "errors",
@@ -30,7 +32,6 @@ _PUBLIC: Final = {
     "message_class": "messages",
     "pixels": "pixels",
 }
-"""Where each public name lives. The node process must not load torch, so a name is loaded on first use."""
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - a class or a function

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.rig.messages import image_cdr
@@ -27,8 +28,8 @@ def at_pace(seconds: float, rate: float, act: Callable[[int], None]) -> None:
 class BareStage:
     """One stage of a configuration; its answers and what it logs are kept."""
 
-    def __init__(self, config: NodeConfig, name: str, options: Mapping[str, Any], **setup: object) -> None:
-        """Prepare it; `options` are those of its adapter, `setup` what else its workers are told."""
+    def __init__(self, config: NodeConfig, name: str, options: Mapping[str, Any], **changes: Any) -> None:
+        """Prepare it; `options` are those of its adapter, `changes` those of its workers' setup."""
         self.answers: list[Answer] = []
         self.logs: list[str] = []
         self.news = threading.Condition()
@@ -42,7 +43,7 @@ class BareStage:
             anomaly=lambda alert: None,
             log=lambda severity, text: self.logs.append(f"{severity}: {text}"),
         )
-        setup = {**worker_setup(stage, config), "options": dict(options), **setup}
+        setup = replace(worker_setup(stage, config), options=dict(options), **changes)
         self.actor = Stage(stage, setup, ports, time.time_ns)
         self._image = image_cdr(WIDTH, HEIGHT)
 

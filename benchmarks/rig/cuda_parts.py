@@ -451,10 +451,10 @@ def start(place: Place) -> Found:
             try:
                 figures[f"{engine}_ready_s"] = stage.start()
                 figures[f"{engine}_tiers"] = [
-                    {key: tier[key] for key in ("name", "engine", "why", "load_s")}
+                    {key: getattr(tier, key) for key in ("name", "engine", "why", "load_s")}
                     for worker in stage.actor.pool.workers[:1]
                     if worker is not None
-                    for tier in worker.tiers
+                    for tier in worker.said.tiers
                 ]
             finally:
                 stage.actor.stop()

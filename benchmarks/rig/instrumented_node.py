@@ -84,13 +84,11 @@ def _noted(
     setattr(owner, method, call)
 
 
-def _said(message: dict[str, Any] | None, worker: Any) -> str:
-    if message is None:
+def _said(report: Any, worker: Any) -> str:
+    if report is None:
         return ""
-    return (
-        f"worker {worker.number}:"
-        f" {message.get('text', '') if message['kind'] == 'progress' else message['kind']}"
-    )
+    kind = type(report).__name__
+    return f"worker {worker.number}: {report.text if kind == 'Progress' else kind.lower()}"
 
 
 def _once_active(event: str, *, when: bool = True) -> str:
@@ -119,7 +117,7 @@ def _instrument() -> Callable[[list[str]], int]:
         ("on_activate", "activate", "active"),
     ):
         _noted(PerfNode, method, lambda *_, begun=begun: begun, lambda *_, ended=ended: ended)
-    _noted(WorkerProcess, "receive_control", lambda *_: "", _said)
+    _noted(WorkerProcess, "receive_report", lambda *_: "", _said)
     _noted(StageStatistics, "received", lambda *_: _once_active("first frame received"))
     parts = [
         Stopwatch(RawPublisher, "publish", _topic_of),

@@ -22,19 +22,21 @@ LOADED = """
     from torch.utils._pytree import tree_map_only
     from compiled_adapters import Compiled
     from torchperf_ros.settings.build_options import BuildOptions
+    from dataclasses import replace
     from torchperf_ros.settings.shape_options import ShapeOptions
     from torchperf_ros.engines.device import Device, choose_device
     from torchperf_ros.engines.package_build import do_job
     from torchperf_ros.engines.parity import measure, random_inputs
     from torchperf_ros.worker.tier_loader import TierLoader
+    from torchperf_ros.workers.worker_setup import WorkerSetup
 
     DEVICE, CACHE = sys.argv[1:]
     device, said = Device(choose_device(DEVICE), 1), []
-    SETUP = {"tiers": ["full"], "packages": [""], "package_dirs": None, "cache_dir": CACHE, "cache_mib": 4096}
+    SETUP = WorkerSetup("tested", "", {}, ("full",), (), ("",), (0,), (-1,), cache_dir=CACHE, cache_mib=4096)
     EXAMPLE = Compiled({}, device.device).example_inputs("full")
 
     def load(options, shapes=ShapeOptions(), dynamic=False):
-        setup = {**SETUP, "build": [options.as_dict()], "shapes": shapes.as_dict()}
+        setup = replace(SETUP, build=(options,), shapes=shapes)
         with torch.inference_mode():
             return TierLoader(Compiled({"dynamic": dynamic}, device.device), setup, device, said.append).load(0)
 
@@ -92,7 +94,7 @@ def test_given_packages_when_built_and_loaded_then_they_run_with_and_without_gra
             assert (tier.facts.engine, tier.facts.why) == ("aoti", ""), tier.facts
             for batch in (1, 1, 2):
                 agrees(tier, batch)
-            assert (tier.report()["hits"], tier.report()["misses"]) == (2, 1)
+            assert (tier.report().hits, tier.report().misses) == (2, 1)
     """)
 
 
@@ -104,17 +106,17 @@ def test_given_engine_compile_when_sizes_vary_then_every_size_agrees_and_none_is
         torch.compiler.set_stance("fail_on_recompile")
         for batch in (1, 8, 2, 5, 3, 8):
             agrees(tier, batch)
-        assert tier.report()["recompiles"] == 0
+        assert tier.report().recompiles == 0
     """)
 
 
 def test_given_buckets_when_sizes_vary_then_padded_inputs_agree(run):
     run("""
         tier = load(BuildOptions(), ShapeOptions("bucket", 4), dynamic=True)
-        assert tier.report()["shapes"] == "bucket", said
+        assert tier.report().shapes == "bucket", said
         for batch in (1, 7, 3, 8, 2):
             agrees(tier, batch)
-        assert tier.report()["misses"] == 0
+        assert tier.report().misses == 0
     """)
 
 

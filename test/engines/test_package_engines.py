@@ -93,7 +93,7 @@ def test_given_an_engine_then_the_manifest_names_its_library_and_a_loader_takes_
     assert (loaded.missing, loaded.said) == ([], [])
     for batch in (1, 5, 8):  # 8: the end of the range that the adapter declares
         loaded.run(batch)
-    assert (loaded.tier.report()["hits"], loaded.tier.report()["misses"]) == (3, 0)
+    assert (loaded.tier.report().hits, loaded.tier.report().misses) == (3, 0)
 
 
 @torch.inference_mode()

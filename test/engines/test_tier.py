@@ -1,5 +1,6 @@
 import math
 import time
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -9,8 +10,9 @@ from hypothesis import strategies as st
 from torchperf_ros.engines.device import Device, choose_device
 from torchperf_ros.engines.engine import Runner
 from torchperf_ros.engines.outputs import tensors_in
-from torchperf_ros.worker.tier import InvalidOutput, OutputCheck, Tier, TierFacts
+from torchperf_ros.worker.tier import InvalidOutput, OutputCheck, Tier
 from torchperf_ros.workers.calibration import Calibration
+from torchperf_ros.workers.control import TierFacts
 
 
 class Counting(torch.nn.Module):
@@ -99,7 +101,7 @@ def test_given_an_engine_that_raises_when_there_is_time_then_eager_answers_that_
     tier.run(X)
     assert (call.runs, model.runs) == (2, 1)
     counts = {"engine_errors": 1, "eager_answers": 1, "recompiles": 0, "graphs": 1}
-    assert {"engine": "aoti", "package": "key", **counts}.items() <= tier.report().items()
+    assert {"engine": "aoti", "package": "key", **counts}.items() <= asdict(tier.report()).items()
     assert said == []
 
 
@@ -234,7 +236,7 @@ def test_given_an_engine_that_runs_out_of_memory_again_and_again_when_run_then_i
         with pytest.raises(torch.OutOfMemoryError, match="API call failed"):
             tier.run(X)
     assert tier.run(X)[0]["y"].tolist() == [3.0]
-    assert (tier.report()["engine"], model.runs, said) == ("aoti", 0, [])
+    assert (tier.report().engine, model.runs, said) == ("aoti", 0, [])
 
 
 def test_given_a_nest_when_searched_then_every_tensor_comes_in_order():

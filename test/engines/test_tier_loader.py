@@ -18,6 +18,7 @@ from torchperf_ros.worker.tier import InvalidOutput
 from torchperf_ros.worker.tier_loader import TierLoader
 from torchperf_ros.workers.package_cache import PackageCache
 from torchperf_ros.workers.package_manifest import manifest_path
+from torchperf_ros.workers.worker_setup import WorkerSetup
 
 from .conftest import PATIENCE_S, edit_identity
 
@@ -31,16 +32,21 @@ class Loaded:
 
     def __init__(self, adapter, cache, options=AOTI, tier="full", package="", shapes=None, **more):
         self.said = []
-        setup = {
-            "tiers": [tier],
-            "build": [options.as_dict()],
-            "packages": [str(package)],
-            "cache_dir": str(cache),
-            "cache_mib": 4096,
-            "package_dirs": [str(Path(package).parent)],
-            "shapes": (shapes or ShapeOptions()).as_dict(),
+        setup = WorkerSetup(
+            stage="tested",
+            adapter="",
+            options={},
+            tiers=(tier,),
+            build=(options,),
+            packages=(str(package),),
+            loaded=(0,),
+            lower=(-1,),
+            cache_dir=str(cache),
+            cache_mib=4096,
+            package_dirs=(str(Path(package).parent),),
+            shapes=shapes or ShapeOptions(),
             **more,
-        }
+        )
         self.loader = TierLoader(adapter, setup, Device(CPU, 1), self.said.append)
         with torch.inference_mode():
             self.tier = self.loader.load(0)
@@ -86,7 +92,7 @@ def test_given_a_package_in_the_cache_when_loaded_then_it_is_what_runs(load):
     assert (loaded.facts.engine, loaded.facts.why, loaded.missing, loaded.said) == ("aoti", "", [], [])
     assert (loaded.facts.package, loaded.facts.graphs) == (loaded.package.stem, 1)
     assert eager_differs(loaded, 1) < 1e-3
-    assert loaded.tier.report()["hits"] == 1
+    assert loaded.tier.report().hits == 1
 
 
 def test_given_no_package_for_the_model_when_loaded_then_eager_runs_and_it_is_missing(load):
@@ -227,8 +233,8 @@ def test_given_a_static_package_when_other_shapes_are_asked_for_then_it_is_said_
         assert eager_differs(loaded, batch) < 1e-3
     assert ran == {(1, 4)}
     report = loaded.tier.report()
-    assert report["shapes"] == "exact"
-    assert (report["hits"], report["misses"]) == (1, 3)
+    assert report.shapes == "exact"
+    assert (report.hits, report.misses) == (1, 3)
 
 
 def test_given_a_dynamic_package_when_sizes_vary_then_it_runs_them(load):
@@ -238,7 +244,7 @@ def test_given_a_dynamic_package_when_sizes_vary_then_it_runs_them(load):
         assert eager_differs(loaded, batch) < 1e-3
     loaded.run(9)
     report = loaded.tier.report()
-    assert (report["shapes"], report["hits"], report["misses"], report["recompiles"]) == (
+    assert (report.shapes, report.hits, report.misses, report.recompiles) == (
         "dynamic",
         8,
         1,

@@ -9,6 +9,7 @@ import shutil
 import threading
 import time
 import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -249,7 +250,9 @@ def test_given_what_is_no_file_in_place_of_package_or_manifest_when_swapped_then
 ):
     ask, (stage,) = offered
     monkeypatch.chdir(tmp_path)
-    stage.pool.rolling_update.renewal.proven.setup["package_dirs"] = [str(tmp_path)]
+    renewal = stage.pool.rolling_update.renewal
+    setup = replace(renewal.proven.setup, package_dirs=(str(tmp_path),))
+    renewal.proven = renewal.proven._replace(setup=setup)
     package = tmp_path / "a.pt2"
     package.write_bytes(b"x")
     NO_FILES[said](tmp_path / "a.json")

@@ -25,7 +25,7 @@ from torchperf_ros.api.errors import BadInput, ConfigError
 from torchperf_ros.api.messages import message_class
 from torchperf_ros.engines.cuda_graph import CaptureFailed
 from torchperf_ros.engines.engine import ENGINES
-from torchperf_ros.worker.tier import TierFacts
+from torchperf_ros.workers.control import TierFacts
 
 TRIGGER = "geometry_msgs/msg/PointStamped"
 OUTPUT = "nav_msgs/msg/Path"
@@ -384,6 +384,18 @@ class GivesPoints(Controlled):
     """Gives another type of message."""
 
     output = TRIGGER
+
+
+class Joints(Controlled):
+    """Takes names of joints, of which one message may list millions."""
+
+    inputs = {"point": "sensor_msgs/msg/JointState"}
+
+    def observe(self, messages):
+        pass
+
+    def preprocess(self, messages):
+        return torch.zeros(1), torch.zeros(1)
 
 
 class Wordy(Controlled):

@@ -3,6 +3,7 @@ import json
 import os
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -78,7 +79,7 @@ class StageUnderTest:
         self.options = {"folder": str(folder), **(options or {})}
         config = stage_config(name, values)
         node = node_config({"device": "cpu", "worker_threads": 1, **(node or {})}, {})
-        setup = {**worker_setup(config, node), "options": self.options, "start_timeout_s": start_timeout_s}
+        setup = replace(worker_setup(config, node), options=self.options, start_timeout_s=start_timeout_s)
         ports = StagePorts(
             publish=lambda payload: self._keep(self.published, payload),
             hand_on=lambda payload, frame: self._keep(self.handed_on, (payload, frame)),

@@ -185,9 +185,9 @@ def test_given_priorities_when_set_up_then_workers_of_lower_stages_are_nicer():
         for name, value in {"a": 2, "b": 0, "c": 2, "d": -3, "e": -9}.items()
     }
     node = node_config({"stages": list(own)}, own)
-    assert [worker_setup(stage, node)["nice"] for stage in node.stages] == [0, 10, 0, 19, 19]
+    assert [worker_setup(stage, node).nice for stage in node.stages] == [0, 10, 0, 19, 19]
     alone = stage_config("a", own["a"])
-    assert worker_setup(alone, node_config({}, {}))["nice"] == 0
+    assert worker_setup(alone, node_config({}, {})).nice == 0
 
 
 def test_given_a_lower_stage_with_real_workers_when_its_right_of_way_says_no_then_a_fallback_says_why_and_it_waits_else(

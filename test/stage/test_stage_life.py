@@ -154,9 +154,10 @@ def test_given_a_stage_that_runs_a_frame_then_the_frame_is_answered_by_its_deadl
 
 
 def test_given_a_stage_that_was_never_started_when_stopped_then_nothing_is_left(tmp_path):
-    from torchperf_ros.settings.config import stage_config
+    from torchperf_ros.settings.config import node_config, stage_config
     from torchperf_ros.stage.hooks import StagePorts
     from torchperf_ros.stage.stage import Stage
+    from torchperf_ros.workers.worker_setup import worker_setup
 
     before = belongings()
 
@@ -164,7 +165,8 @@ def test_given_a_stage_that_was_never_started_when_stopped_then_nothing_is_left(
         return None
 
     config = stage_config("tested", {"adapter": "a:B", "output": "c"})
-    actor = Stage(config, {"start_timeout_s": 1.0}, StagePorts(*[ignore] * 5), lambda: 0)
+    setup = worker_setup(config, node_config({}, {}))
+    actor = Stage(config, setup, StagePorts(*[ignore] * 5), lambda: 0)
     actor.stop()
     after = belongings()
     assert after.descriptors <= before.descriptors

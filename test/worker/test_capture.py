@@ -39,24 +39,23 @@ def test_given_a_process_that_keeps_things_when_recorded_then_the_report_says_wh
     views = [tensor[:1] for tensor in tensors]
     summary = recording.finish(tmp_path)
     assert not tracemalloc.is_tracing()
-    report = (tmp_path / "memory.md").read_text(encoding="utf-8")
+    report = (tmp_path / "memory.txt").read_text(encoding="utf-8")
     where = rf"{re.escape(__file__)}:\d+"
     assert re.match(
         rf"in \d+\.\d s: resident memory \+?-?[\d.]+ MiB, Python's allocations most at {where} \(\+3",
         summary,
     )
-    assert re.search(rf"\| {where} \| 3\.\d+ \| \+\d+ \|", report)
-    assert re.search(r"\| \[701, 1001\] \| float32 \| cpu \| 5 \| \d+\.\d{3} \|", report)
-    sums = [float(size) for size in re.findall(r"\| \[(?:1|701), 1001\] .*\| ([\d.]+) \|", report)]
+    assert re.search(rf"^{where}: size=3\d{{3}} KiB \(\+3\d{{3}} KiB\)", report, re.MULTILINE)
+    assert re.search(r"^ +\d+\.\d{3} +5  \[701, 1001\] float32 cpu$", report, re.MULTILINE)
+    sums = [float(size) for size in re.findall(r"([\d.]+) +\d+  \[(?:1|701), 1001\]", report)]
     assert sum(sums) == pytest.approx(
         5 * 701 * 1001 * 4 / MIB, abs=0.002
     )  # a view's bytes are counted once
-    assert not re.search(r"\| \[300, 1003\] \| float32 \| cpu \| \d+ \| [1-9]", report)
-    assert re.search(r"\| torch\.Tensor \| \d+ \| \+10 \|", report)
+    assert re.findall(r"([1-9][\d.]*) +\d+  \[300, 1003\] float32 cpu", report) == []
     assert f"This process, pid {os.getpid()}" in report
     assert f"The node, pid {os.getppid()}" in report
-    assert re.search(r"\| pss \| [\d.]+ \|", report)
-    assert re.search(r"\| \S*libtorch_cpu\.so \| [\d.]+ \| [\d.]+ \| [\d.]+ \|", report)
+    assert re.search(r", pss [\d.]+, ", report)
+    assert re.search(r"^( +[\d.]+){3}  \S*libtorch_cpu\.so$", report, re.MULTILINE)
     assert len(kept) == len(views) - 2
     assert (len(strange), len(fakes)) == (1, 20)
 
@@ -68,7 +67,7 @@ def test_given_a_cuda_device_when_recorded_then_torchs_viewer_gets_its_snapshot(
     kept = torch.ones(MIB, device="cuda")
     recording.finish(tmp_path)
     assert (tmp_path / "cuda_memory.pickle").stat().st_size > 0
-    assert "| cuda:0 |" in (tmp_path / "memory.md").read_text(encoding="utf-8")
+    assert " cuda:0" in (tmp_path / "memory.txt").read_text(encoding="utf-8")
     del kept
 
 

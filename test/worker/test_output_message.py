@@ -47,7 +47,7 @@ CLOUD_FIELDS = {"height": 1, "width": 2, "point_step": 12, "row_step": 24, "data
         (
             ARRAY,
             {"layout": layout(2, 3), "data": zeros(5, np.float32)},
-            "data has 5 values; its dimensions say 6",
+            "data has 5 values; its dimensions make 6",
         ),
         ("std_msgs/msg/String", {"data": "text"}, ""),
     ],

@@ -7,6 +7,7 @@ import contextlib
 import os
 import socket
 import threading
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -17,8 +18,21 @@ from torchperf_ros.api.errors import AdapterError, BadInput, UnknownMessageType
 from torchperf_ros.api.histories import HistoryBuffer
 from torchperf_ros.api.messages import decode, encode, message_class
 from torchperf_ros.api.outcome import Outcome
-from torchperf_ros.worker import session
+from torchperf_ros.settings.build_options import BuildOptions
+from torchperf_ros.worker import preparation
+from torchperf_ros.worker.preparation import Preparation
+from torchperf_ros.worker.reports import EVERY_S, Reports
 from torchperf_ros.worker.session import Session
+from torchperf_ros.workers.control import (
+    REPORTS,
+    Description,
+    LastWords,
+    Progress,
+    Ready,
+    Remark,
+    pack_message,
+    unpack_message,
+)
 from torchperf_ros.workers.frame_ring import FrameRing, InputBytes
 from torchperf_ros.workers.process_setup import LARGEST_KEPT_BYTES
 from torchperf_ros.workers.protocol import (
@@ -26,13 +40,13 @@ from torchperf_ros.workers.protocol import (
     RUN,
     SOON,
     Request,
-    pack_control,
-    unpack_control,
     unpack_response,
 )
 from torchperf_ros.workers.result_area import ResultArea, make_result_area
+from torchperf_ros.workers.worker_setup import WorkerSetup
 
 NUMBER, TEXT = "std_msgs/msg/Float64", "std_msgs/msg/String"
+SETUP = WorkerSetup("tested", "a:B", {}, ("full",), (BuildOptions(),), ("",), (0,), (-1,))
 RESULT_BYTES = 1024  # the least that max_frame_bytes allows
 
 
@@ -210,7 +224,7 @@ class Undeclared(Doubling):
 class Node:
     """The other end of a session."""
 
-    def __init__(self, adapter="Doubling", **setup):
+    def __init__(self, adapter="Doubling", every_s=EVERY_S, **setup):
         self.ring = FrameRing(8192)
         self.result_fd = make_result_area(RESULT_BYTES)
         self.result = ResultArea(self.result_fd, writable=False)
@@ -222,33 +236,36 @@ class Node:
         values = {
             "adapter": adapter,
             "options": {},
-            "tiers": ["full", "fast"],
-            "device": "cpu",
+            "tiers": ("full", "fast"),
             "stage": "tested",
-            "lower": [1, -1],
-            "threads": 1,
-            "build": [{"engine": "eager"}] * 2,
-            "packages": [""] * 2,
+            "lower": (1, -1),
+            "loaded": (0, 1),
+            "build": (BuildOptions(),) * 2,
+            "packages": ("",) * 2,
             **setup,
         }
-        self.session = Session(values, far_control, far_frames, self.ring.fd, self.result_fd)
+        self.setup = WorkerSetup(**values)
+        self.reports = Reports(far_control, every_s)
+        self.preparation = Preparation(self.setup, self.reports)
         self.far_ends = (far_frames, far_control)
         self.thread = None
 
     def start(self):
-        self.session.load()
-        self.session.calibrate()
-        self.thread = threading.Thread(target=self.session.serve)
+        self.prepared = self.preparation.load()
+        self.reports.say(self.preparation.calibrate(self.prepared))
+        frames, control = self.far_ends
+        given = self.prepared, self.reports, control, frames, self.ring.fd, self.result_fd
+        self.thread = threading.Thread(target=Session(self.setup, *given).serve)
         self.thread.start()
         return self
 
     def told(self):
-        """Every control message so far."""
+        """Every report so far."""
         self.control.settimeout(0.0)
         messages = []
         with contextlib.suppress(BlockingIOError):
             while True:
-                messages.append(unpack_control(self.control.recv(65_536)))
+                messages.append(unpack_message(self.control.recv(65_536), *REPORTS))
         return messages
 
     def write(self, seq, value, word=None, data=None):
@@ -301,11 +318,9 @@ def text_of(payload):
 
 def test_given_a_session_when_prepared_then_it_says_hello_each_step_and_ready(node):
     hello, *progress, ready = node.told()
-    assert hello["kind"] == "hello"
-    assert hello["inputs"] == [["number", NUMBER], ["word", TEXT]]
-    assert (hello["output"], hello["observes"], hello["device"]) == (TEXT, True, "cpu")
-    assert {message["kind"] for message in progress} == {"progress"}
-    said = [message["text"] for message in progress]
+    assert hello == Description((("number", NUMBER), ("word", TEXT)), TEXT, True, "cpu")
+    assert {type(report) for report in progress} == {Progress}
+    said = [report.text for report in progress]
     assert [text for text in said if "loading" in text] == [
         "loading full (1 of 2)",
         "loading fast (2 of 2)",
@@ -314,9 +329,9 @@ def test_given_a_session_when_prepared_then_it_says_hello_each_step_and_ready(no
         "warming up full (1 of 2)",
         "warming up fast (2 of 2)",
     ]
-    assert ready["kind"] == "ready"
-    assert len(ready["calibrations"]) == 2
-    assert all(0 < median_ms <= p99_ms for median_ms, p99_ms in ready["calibrations"])
+    assert isinstance(ready, Ready)
+    assert len(ready.calibrations) == 2
+    assert all(0 < each.median_ms <= each.p99_ms for each in ready.calibrations)
 
 
 def test_given_frames_that_were_announced_and_never_came_when_one_comes_then_it_is_answered(node):
@@ -341,7 +356,7 @@ def test_given_messages_as_they_usually_come_when_prepared_then_each_tier_has_be
 
 def test_given_example_messages_that_fail_when_prepared_then_it_is_said_and_frames_are_served(make_node):
     node = make_node("Showing", options={"number": -2.0}).start()
-    first, _ = [each["text"] for each in node.told() if each["kind"] == "warn"]
+    first, _ = [each.text for each in node.told() if isinstance(each, Remark)]
     assert first == "tier full: its first whole frame, of examples, failed: ValueError: worse than negative"
     node.control.settimeout(20.0)
     assert node.ask(0, 1.0)[0].outcome == Outcome.ON_TIME
@@ -370,7 +385,7 @@ def test_given_a_model_that_generates_when_run_then_its_numbers_are_checked_and_
     make_node,
 ):
     node = make_node("Lazily").start()
-    assert [text for text in node.told() if text["kind"] == "warn"] == []
+    assert [each for each in node.told() if isinstance(each, Remark)] == []
     node.control.settimeout(20.0)
     assert text_of(node.ask(0, 2.0)[1]).startswith("4.0")
     response, payload = node.ask(1, -3.0)
@@ -382,7 +397,7 @@ def test_given_outputs_that_nothing_can_look_into_when_prepared_then_each_tier_i
     make_node,
 ):
     node = make_node("Hiding").start()
-    told = [text["text"] for text in node.told() if text["kind"] == "warn"]
+    told = [each.text for each in node.told() if isinstance(each, Remark)]
     assert [text.split(":")[0] for text in told] == ["tier full", "tier fast"]
     assert "outputs are not checked for NaN and Inf: in a function no tensor" in told[0]
 
@@ -391,18 +406,18 @@ def test_given_an_adapter_that_calls_exit_when_loaded_then_it_is_an_error_with_t
     with pytest.raises(
         AdapterError, match=r"build ends the program: SystemExit: weights not found \(test_session.py:"
     ):
-        make_node("Leaving").session.load()
+        make_node("Leaving").preparation.load()
 
 
 def test_given_an_adapter_then_whether_it_observes_is_said_and_an_unknown_type_is_refused_at_once(
     make_node,
 ):
     unseeing = make_node("Unseeing")
-    unseeing.session.load()
-    assert unseeing.told()[0]["observes"] is False
+    unseeing.preparation.load()
+    assert unseeing.told()[0].observes is False
     node = make_node("Undeclared")
     with pytest.raises(UnknownMessageType, match="nowhere_msgs"):
-        node.session.load()
+        node.preparation.load()
     assert node.told() == []
 
 
@@ -501,29 +516,27 @@ def test_given_frames_that_a_worker_did_not_observe_when_the_next_comes_then_its
 
 
 def test_given_a_record_that_is_overwritten_while_it_runs_then_its_result_does_not_count(node, monkeypatch):
-    run = node.session._tiers[0].run
+    run = node.prepared.tiers[0].run
 
     def run_slowly(inputs, leave_ns):
         for seq in range(1, 200):
             node.write(seq, 1.0, word="x" * 100)
         return run(inputs, leave_ns)
 
-    monkeypatch.setattr(node.session._tiers[0], "run", run_slowly)
+    monkeypatch.setattr(node.prepared.tiers[0], "run", run_slowly)
     response, payload = node.ask(0, 1.0)
     assert response.outcome == Outcome.ERROR
     assert b"frame 0 was overwritten" in payload
 
 
-def test_given_a_frame_that_cannot_be_observed_when_time_has_passed_then_it_is_told(node, monkeypatch):
+def test_given_a_frame_that_cannot_be_observed_when_time_has_passed_then_it_is_told(make_node):
+    node = make_node(every_s=0.0).start()
     node.told()
     node.ask(4, -9.0, kind=OBSERVE)
     node.ask(5, 1.0)
-    monkeypatch.setattr(node.session, "_reported_at", 0.0)
-    node.ask(6, 1.0)
-    node.ask(7, 1.0)
-    (warning,) = [message for message in node.told() if message["kind"] == "warn"]
-    assert "1 frames not observed, the last one frame 4: " in warning["text"]
-    assert "cannot look at this" in warning["text"]
+    (warning,) = [each for each in node.told() if isinstance(each, Remark)]
+    assert "1 frames not observed, the last one frame 4: " in warning.text
+    assert "cannot look at this" in warning.text
 
 
 def test_given_a_node_that_is_gone_when_serving_then_the_session_ends(node):
@@ -542,38 +555,39 @@ def test_given_a_worker_when_it_starts_then_it_keeps_freed_memory_before_it_buil
 
     class Pretended:
         def __init__(self, *given):
-            did.append("session")
+            did.append("built")
 
-        load = calibrate = serve = lambda self: None
+        load = serve = lambda self: None
+        calibrate = lambda self, prepared: Ready((), (), ())  # noqa: E731
 
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(session, "faulthandler", mock.Mock())
-    monkeypatch.setattr(session, "keep_freed_memory", lambda *sizes: did.append(sizes))
-    monkeypatch.setattr(session, "Session", Pretended)
+    monkeypatch.setattr(preparation, "faulthandler", mock.Mock())
+    monkeypatch.setattr(preparation, "keep_freed_memory", lambda *sizes: did.append(sizes))
+    monkeypatch.setattr(preparation, "Preparation", Pretended)
+    monkeypatch.setattr(preparation, "Session", Pretended)
     here, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     frames = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with here:
-        here.send(pack_control("setup", kept_mib=3, background=False))
-        assert session.main(frames.detach(), control.detach(), -1, -1) == 0
-    assert did == [(LARGEST_KEPT_BYTES, 3 << 20), "session"]
+        here.send(pack_message(replace(SETUP, kept_mib=3)))
+        assert preparation.main(frames.detach(), control.detach(), -1, -1) == 0
+    assert did == [(LARGEST_KEPT_BYTES, 3 << 20), "built", "built"]
 
 
 def test_given_a_tier_without_the_memory_when_asked_then_the_next_lower_one_answers_or_the_frame_fails_alone(
     make_node, monkeypatch
 ):
-    monkeypatch.setattr("torchperf_ros.worker.session._REPORT_EVERY_S", 0.01)
-    node = make_node("Hungry").start()
+    node = make_node("Hungry", every_s=0.0).start()
     for value, tier, answer in ((6.0, 0, "12.0"), (100.0, 1, "1000.0")):
         response, payload = node.ask(0, value)
         assert (response.outcome, response.tier) == (Outcome.ON_TIME, tier)
         assert text_of(payload).startswith(answer)
     emptied = []
-    monkeypatch.setattr(node.session._device, "empty_cache", lambda: emptied.append(1))
+    monkeypatch.setattr(node.prepared.device, "empty_cache", lambda: emptied.append(1))
     response, payload = node.ask(1, 1000.0)
     assert response.outcome == Outcome.ERROR
     assert b"OutOfMemoryError: CUDA out of memory" in payload
     assert node.ask(2, 3.0)[0].outcome == Outcome.ON_TIME
     assert len(emptied) == 1
     node.control.settimeout(20.0)
-    while (message := unpack_control(node.control.recv(65_536))).get("out_of_memory") != 2:
-        assert message["kind"] != "error"
+    while getattr(report := unpack_message(node.control.recv(65_536), *REPORTS), "out_of_memory", 0) != 2:
+        assert not isinstance(report, LastWords)

@@ -8,6 +8,7 @@ import torch
 
 from torchperf_ros.api.errors import AdapterError, ConfigError
 from torchperf_ros.api.outcome import Outcome
+from torchperf_ros.settings.build_options import BuildOptions
 from torchperf_ros.workers.protocol import OBSERVE, RUN, Request, unpack_response
 
 # a fixture for these tests, too
@@ -165,9 +166,9 @@ def test_given_steps_that_cannot_be_published_when_calibrated_then_the_error_nam
     open_node, adapter, said
 ):
     node = open_node(adapter)
-    node.session.load()
+    prepared = node.preparation.load()
     with pytest.raises(AdapterError, match=said):
-        node.session.calibrate()
+        node.preparation.calibrate(prepared)
 
 
 def test_given_a_package_or_an_engine_for_an_anytime_model_when_loaded_then_one_is_refused_and_one_explained(
@@ -176,12 +177,10 @@ def test_given_a_package_or_an_engine_for_an_anytime_model_when_loaded_then_one_
     with pytest.raises(
         ConfigError, match="tier full: package x.pt2 cannot be: an anytime model runs in eager"
     ):
-        open_node(packages=["x.pt2", ""]).session.load()
-    node = open_node(build=[{"engine": "compile"}] * 2)
-    node.session.load()
-    node.session.calibrate()
-    (ready,) = [message for message in node.told() if message["kind"] == "ready"]
-    assert [(tier["engine"], tier["why"]) for tier in ready["tiers"]] == [
+        open_node(packages=("x.pt2", "")).preparation.load()
+    node = open_node(build=(BuildOptions("compile"),) * 2)
+    ready = node.preparation.calibrate(node.preparation.load())
+    assert [(tier.engine, tier.why) for tier in ready.tiers] == [
         ("eager", "an anytime model's steps are eager")
     ] * 2
-    assert not ready["missing"]
+    assert not ready.missing

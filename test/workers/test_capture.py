@@ -12,6 +12,7 @@ import pytest
 
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.api.outcome import Outcome
+from torchperf_ros.workers.control import CaptureBegan
 
 from ..stage.conftest import PATIENCE_S, wait_until
 
@@ -112,7 +113,7 @@ def test_given_a_worker_that_dies_while_it_is_profiled_then_the_next_one_can_be(
     stage.ask()
     capture, pool = stage.actor.pool.capture, stage.actor.pool
     capture.ask("profile", pool.workers)
-    while not (asked := [worker.pid for worker in pool.everyone if worker.away or worker.recording]):
+    while not (asked := [worker.pid for worker in pool.everyone if worker.capturing]):
         stage.ask()
     os.kill(asked[0], signal.SIGKILL)
     until_over(stage)
@@ -148,9 +149,9 @@ def test_given_a_worker_busy_with_evidence_when_it_handles_no_frames_for_long_th
     while time.monotonic() < until:
         stage.ask()  # which it is to observe
         time.sleep(0.05)
-    assert (busy.caught_up, busy.kill_reason, pool.restarts) == (False, "", 0)
+    assert (busy.backlog.is_empty, busy.kill_reason, pool.restarts) == (False, "", 0)
     back_at = time.monotonic()
-    pool.capture.take(busy, {"kind": "recording", "error": ""}, time.monotonic_ns())
+    pool.capture.take(busy, CaptureBegan("profile", ""), time.monotonic_ns())
     wait_until(lambda: busy.kill_reason, lambda: "it is killed")
     assert busy.kill_reason.startswith("hung: ")
     assert time.monotonic() - back_at > 0.6

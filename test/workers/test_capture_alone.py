@@ -7,28 +7,38 @@ import pytest
 
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.workers.capture import Capture
+from torchperf_ros.workers.control import (
+    BeginCapture,
+    CaptureBegan,
+    CaptureDone,
+    CaptureFull,
+    EndCapture,
+)
+from torchperf_ros.workers.incident_folder import EvidenceLimits
 
 S = 1_000_000_000
 MS = 1_000_000
+EVIDENCE = EvidenceLimits("there", 64)
 
 
 class WorkerOnPaper:
     def __init__(self, busy_since_ns=0):
         self.busy_since_ns = busy_since_ns
-        self.seq, self.usable, self.caught_up = None, True, True
-        self.away = self.recording = self.kill_reason = ""
-        self.ready_at_ns, self.pid, self.nice = 0, os.getpid(), 0
+        self.seq, self.usable, self.available = None, True, True
+        self.backlog = SimpleNamespace(is_empty=True, wait_from=self.excuse)
+        self.capturing = self.kill_reason = ""
+        self.ready_at_ns, self.pid, self.setup = 0, os.getpid(), SimpleNamespace(nice=0)
         self.told = []
 
-    @property
-    def available(self):
-        return self.usable and not self.away
+    def capture(self, words, *, serves):
+        self.capturing, self.available = words, serves and self.usable
+        return self.usable
 
-    def command(self, kind, **fields):
-        self.told.append((kind, fields))
+    def command(self, command):
+        self.told.append(command)
         return True
 
-    def has_not_waited(self, now_ns):
+    def excuse(self, now_ns):
         self.excused_until_ns = now_ns
 
     def kill(self, reason):
@@ -37,7 +47,7 @@ class WorkerOnPaper:
 
 @pytest.fixture
 def capture():
-    capture = Capture("tested", {"evidence_dir": "there"}, lambda severity, text: capture.logs.append(text))
+    capture = Capture("tested", EVIDENCE, lambda severity, text: capture.logs.append(text))
     capture.logs = []
     return capture
 
@@ -47,31 +57,31 @@ def test_given_two_workers_when_asked_then_the_serving_one_goes_through_every_ph
     workers = [spare, serving]
     capture.ask("profile", workers)
     capture.step(workers, 0)
-    assert (serving.available, spare.available, serving.recording) == (False, True, "")
+    assert (serving.available, spare.available) == (False, True)
     serving.seq = 7  # it was being handed a frame
     capture.step(workers, 50 * MS)
     assert serving.told == []
-    serving.seq, serving.caught_up = None, False  # it observes one
+    serving.seq, serving.backlog.is_empty = None, False  # it observes one
     capture.step(workers, 75 * MS)
     assert (serving.told, capture.busy_with) == ([], None)
-    serving.caught_up = True
+    serving.backlog.is_empty = True
     capture.step(workers, 100 * MS)
-    assert serving.told == [("record", {"what": "profile", "evidence": {"evidence_dir": "there"}})]
+    assert serving.told == [BeginCapture("profile", EVIDENCE)]
     assert capture.busy_with is serving
-    capture.take(serving, {"kind": "recording", "error": ""}, S)
+    capture.take(serving, CaptureBegan("profile", ""), S)
     assert (capture.busy_with, serving.excused_until_ns) == (None, S)
-    serving.caught_up = False
+    serving.backlog.is_empty = False
     capture.step(workers, S)
     assert not serving.available
-    serving.caught_up = True
+    serving.backlog.is_empty = True
     capture.step(workers, S)
-    assert (serving.available, serving.recording) == (True, "profile: records")
-    capture.take(serving, {"kind": "recorded"}, 2 * S)
+    assert (serving.available, serving.capturing) == (True, "profile: records")
+    capture.take(serving, CaptureFull("profile"), 2 * S)
     capture.step(workers, 3 * S)
-    assert serving.told[1:] == [("finish", {})]
-    capture.take(serving, {"kind": "evidence", "error": "", "path": "/there/x", "summary": "fast"}, 4 * S)
+    assert serving.told[1:] == [EndCapture()]
+    capture.take(serving, CaptureDone("profile", "/there/x", "fast", ""), 4 * S)
     capture.step(workers, 4 * S)
-    assert (serving.available, serving.recording, capture.state) == (True, "", "")
+    assert (serving.available, serving.capturing, capture.state) == (True, "", "")
     assert capture.last == "/there/x: fast"
     assert capture.logs == ["tested: profile in /there/x: fast"]
     assert spare.told == []
@@ -82,10 +92,10 @@ def test_given_frames_that_do_not_come_when_recording_then_it_is_finished_all_th
     capture.ask("profile", [worker])
     for now_ns in (0, S):
         capture.step([worker], now_ns)
-    capture.take(worker, {"kind": "recording", "error": ""}, S)
+    capture.take(worker, CaptureBegan("profile", ""), S)
     for now_ns in (S, 15 * S, 17 * S, 18 * S):
         capture.step([worker], now_ns)
-    assert [kind for kind, _ in worker.told] == ["record", "finish"]
+    assert worker.told == [BeginCapture("profile", EVIDENCE), EndCapture()]
 
 
 def test_given_a_worker_that_never_answers_when_asked_then_it_is_killed_and_the_capture_ends(capture):
@@ -95,10 +105,10 @@ def test_given_a_worker_that_never_answers_when_asked_then_it_is_killed_and_the_
         capture.step([worker], now_ns)
     assert worker.usable
     capture.step([worker], 122 * S)
-    assert worker.kill_reason == "profile: no answer to 'record' after 121 s"
+    assert worker.kill_reason == "profile: not begun after 121 s"
     capture.step([worker], 122 * S)
-    assert (capture.state, worker.away) == ("", "")
-    assert capture.last == "profile: the worker is gone: profile: no answer to 'record' after 121 s"
+    assert (capture.state, worker.capturing) == ("", "")
+    assert capture.last == "profile: the worker is gone: profile: not begun after 121 s"
 
 
 def test_given_a_profiler_that_cannot_start_when_asked_then_why_is_said_and_the_worker_serves_on(capture):
@@ -106,7 +116,7 @@ def test_given_a_profiler_that_cannot_start_when_asked_then_why_is_said_and_the_
     capture.ask("memory", [worker])
     for now_ns in (0, S):
         capture.step([worker], now_ns)
-    capture.take(worker, {"kind": "recording", "error": "Traceback\n  somewhere\nRuntimeError: no"}, 2 * S)
+    capture.take(worker, CaptureBegan("memory", "Traceback\n  somewhere\nRuntimeError: no"), 2 * S)
     capture.step([worker], 2 * S)
     assert (capture.state, worker.available) == ("", True)
     assert capture.last.startswith("memory: RuntimeError: no")
@@ -120,7 +130,7 @@ def test_given_a_worker_that_is_replaced_when_recording_then_another_can_be_aske
         capture.step([worker], now_ns)
     capture.step([successor], 2 * S)
     assert capture.last == "profile: the worker is gone: it died, or was replaced"
-    capture.take(worker, {"kind": "evidence", "error": "", "path": "/late", "summary": ""}, 3 * S)
+    capture.take(worker, CaptureDone("profile", "/late", "", ""), 3 * S)
     assert "/late" not in capture.last
     assert capture.ask("profile", [successor])
 

@@ -124,7 +124,7 @@ def test_given_words_printed_after_the_last_look_when_it_has_died_then_they_are_
 @pytest.mark.parametrize("line", ["no json", "3", "[1]"])
 def test_given_words_that_are_no_json_object_when_heard_then_that_is_an_error(start, line):
     process = start(f"say(x=1)\nnews.write({line + chr(10)!r})\ntime.sleep(60)\n")
-    with pytest.raises(ProtocolError, match="the pretend process said"):
+    with pytest.raises(ProtocolError, match="the pretend process wrote"):
         hear(process)
 
 

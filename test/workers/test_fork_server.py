@@ -55,7 +55,7 @@ def serve():
 
 def test_given_a_module_when_it_is_imported_then_the_server_is_ready_and_ends_when_closed(serve):
     server = serve(FINE)
-    process = psutil.Process(server._pid)
+    process = psutil.Process(server.pid)
     assert (server.ready, server.why_bare) == (True, "")
     server.close()
     wait_until(lambda: not process.is_running(), lambda: "it is reaped")
@@ -109,7 +109,7 @@ def test_given_a_stage_whose_module_starts_a_thread_when_started_then_it_answers
 def test_given_a_killed_fork_server_when_frames_come_then_the_workers_are_replaced(start_own_stage):
     stage = start_own_stage(backup="standby")
     before = stage.pids
-    os.kill(stage.actor.pool._server._pid, signal.SIGKILL)
+    os.kill(stage.actor.pool.server.pid, signal.SIGKILL)
     wait_until(lambda: not set(stage.pids) & set(before), lambda: "its workers are gone")
     stage.wait_for_workers()
     assert stage.ask().outcome is Outcome.ON_TIME
@@ -163,7 +163,7 @@ def test_given_a_model_that_prints_megabytes_then_the_log_has_a_few_lines_and_sa
     began = time.monotonic()
     stage.ask()
     assert len(stage.logs) - lines < 200 + 40 * (time.monotonic() - began)
-    assert sys.getsizeof(stage.actor.pool.workers[0]._tail) < 10_000
+    assert sys.getsizeof(stage.actor.pool.workers[0].printed.tail) < 10_000
 
 
 NO_FORK = """
@@ -233,11 +233,11 @@ def test_given_a_fork_that_fails_when_a_worker_is_replaced_then_the_other_lives_
     lines = [line[4:] for line in NO_FORK.format(marker=str(marker)).splitlines()]
     (modules / "limited.py").write_text("\n".join(lines), encoding="utf-8")
     stage = start_own_stage(adapter="limited:Controlled", backup="standby")
-    server = stage.actor.pool._server
+    server = stage.actor.pool.server
     runner, standby = stage.pids
     # the dead worker's own descriptor becomes free, five are passed for the next one, and one is its own
     left = {"pidfd": 4, "passed": 1}
-    with file_at(marker) if short_of == "processes" else descriptors_left(server._pid, left[short_of]):
+    with file_at(marker) if short_of == "processes" else descriptors_left(server.pid, left[short_of]):
         os.kill(standby, signal.SIGKILL)
         failed = lambda: [text for _, text in stage.logs if "forked none: " in text]  # noqa: E731
         stage.wait_for(lambda: len(failed()) >= 2, "it is tried again, in vain")
@@ -245,8 +245,8 @@ def test_given_a_fork_that_fails_when_a_worker_is_replaced_then_the_other_lives_
         assert stage.ask().outcome is Outcome.ON_TIME
     stage.wait_for_workers()
     assert stage.pids[0] == runner
-    assert stage.actor.pool._server is server
-    assert len(psutil.Process(server._pid).children()) == 2
+    assert stage.actor.pool.server is server
+    assert len(psutil.Process(server.pid).children()) == 2
     assert stage.ask().outcome is Outcome.ON_TIME
 
 
@@ -305,7 +305,7 @@ def test_given_a_node_that_has_no_descriptor_left_when_it_asks_for_a_worker_then
 
     with pytest.raises(ProtocolError, match="forked none: this process has no descriptor left"):
         fork_without_descriptors()
-    process = psutil.Process(server._pid)
+    process = psutil.Process(server.pid)
     wait_until(lambda: not process.children(), lambda: "what was forked is ended")
     assert psutil.pid_exists(ask_for_worker(server))
     assert not server.ended
@@ -328,13 +328,13 @@ def test_given_a_server_that_stands_still_when_a_worker_is_to_be_forked_then_the
 ):
     monkeypatch.setattr(fork_server, "_FORK_TAKES_AT_MOST_S", 600.0)
     stage = start_own_stage(backup="standby", hang_ms=500.0, budget_ms=400.0)
-    server, (runner, standby) = stage.actor.pool._server, list(stage.actor.pool.workers)
-    os.kill(server._pid, signal.SIGSTOP)
+    server, (runner, standby) = stage.actor.pool.server, list(stage.actor.pool.workers)
+    os.kill(server.pid, signal.SIGSTOP)
     standby.kill("the test wants it")
-    wait_until(lambda: server._number == 3, lambda: "another one is asked for")
+    wait_until(lambda: server.number == 3, lambda: "another one is asked for")
     stage.ask({"do": "spin"})
     wait_until(lambda: "hung" in runner.kill_reason, lambda: "the hang is noticed")
-    os.kill(server._pid, signal.SIGCONT)
+    os.kill(server.pid, signal.SIGCONT)
     stage.wait_for_workers()
     assert stage.ask().outcome is Outcome.ON_TIME
 
@@ -344,16 +344,16 @@ def test_given_a_server_that_answers_too_late_then_the_other_worker_lives_and_wh
 ):
     monkeypatch.setattr(fork_server, "_FORK_TAKES_AT_MOST_S", 0.3)
     stage = start_own_stage(backup="standby")
-    server, (runner, standby) = stage.actor.pool._server, stage.pids
-    os.kill(server._pid, signal.SIGSTOP)
+    server, (runner, standby) = stage.actor.pool.server, stage.pids
+    os.kill(server.pid, signal.SIGSTOP)
     os.kill(standby, signal.SIGKILL)
     stage.wait_for(lambda: any("gave no worker within" in text for _, text in stage.logs), "it is given up")
     assert stage.ask().outcome is Outcome.ON_TIME
     monkeypatch.setattr(fork_server, "_FORK_TAKES_AT_MOST_S", 600.0)
-    os.kill(server._pid, signal.SIGCONT)
+    os.kill(server.pid, signal.SIGCONT)
     stage.wait_for_workers()
-    assert (stage.pids[0], stage.actor.pool._server) == (runner, server)
-    process = psutil.Process(server._pid)
+    assert (stage.pids[0], stage.actor.pool.server) == (runner, server)
+    process = psutil.Process(server.pid)
     wait_until(lambda: len(process.children()) == 2, lambda: "the late ones are ended")
 
 
@@ -362,10 +362,10 @@ def test_given_a_server_that_does_not_answer_and_no_worker_that_can_serve_then_a
 ):
     monkeypatch.setattr(fork_server, "_FORK_TAKES_AT_MOST_S", 0.3)
     stage = start_own_stage(backup="none")
-    server = stage.actor.pool._server
-    os.kill(server._pid, signal.SIGSTOP)
+    server = stage.actor.pool.server
+    os.kill(server.pid, signal.SIGSTOP)
     stage.actor.pool.workers[0].kill("the test wants it")
-    wait_until(lambda: stage.actor.pool._server is not server, lambda: "it has a successor")
+    wait_until(lambda: stage.actor.pool.server is not server, lambda: "it has a successor")
     monkeypatch.setattr(fork_server, "_FORK_TAKES_AT_MOST_S", 600.0)
     stage.wait_for_workers()
     assert stage.ask().outcome is Outcome.ON_TIME
@@ -380,9 +380,9 @@ def test_given_a_module_that_has_the_kernel_reap_children_when_a_worker_dies_the
     )
     (modules / "reaped.py").write_text(code, encoding="utf-8")
     stage = start_own_stage(adapter="reaped:Controlled", backup="standby")
-    server, (runner, standby) = stage.actor.pool._server, stage.pids
+    server, (runner, standby) = stage.actor.pool.server, stage.pids
     os.kill(standby, signal.SIGKILL)
     wait_until(lambda: standby not in stage.pids, lambda: "its death is noticed")
     stage.wait_for_workers()
-    assert (stage.pids[0], stage.actor.pool._server) == (runner, server)
+    assert (stage.pids[0], stage.actor.pool.server) == (runner, server)
     assert any("ended by an unknown cause" in text for _, text in stage.logs)

@@ -6,22 +6,14 @@ import time
 
 import pytest
 
+from torchperf_ros.settings.build_options import BuildOptions
 from torchperf_ros.workers import compile_process
 from torchperf_ros.workers.compile_process import CompileProcess, PackageBuilder
+from torchperf_ros.workers.worker_setup import WorkerSetup
 
 from ..stage.conftest import wait_until
 
-SETUP = {
-    "adapter": "a:B",
-    "options": {},
-    "device": "cpu",
-    "threads": 1,
-    "cache_dir": "",
-    "cache_mib": 1,
-    "tiers": ["full", "fast"],
-    "build": [{}, {}],
-    "packages": ["", ""],
-}
+SETUP = WorkerSetup("tested", "a:B", {}, ("full", "fast"), (BuildOptions(),) * 2, ("", ""), (0, 1), (1, -1))
 
 
 @pytest.fixture
@@ -43,7 +35,7 @@ def build(tmp_path, monkeypatch):
         builder = PackageBuilder(SETUP, told.append, told.append)
         made.append(builder)
         builder.want(["full"])
-        return builder, told, builder._process
+        return builder, told, builder.process
 
     yield make
     for builder in made:
@@ -67,7 +59,7 @@ def test_given_a_process_that_says_no_more_but_lives_when_listened_to_then_the_p
     listen(builder)
     assert told == ["the pretend process has nothing more to say, but does not end"]
     assert builder.progress == ""
-    wait_until(lambda: listen(builder) or not builder._killed, lambda: "it is reaped")
+    wait_until(lambda: listen(builder) or not builder.killed, lambda: "it is reaped")
     assert process.ended
 
 
@@ -81,9 +73,9 @@ def test_given_a_process_that_cannot_be_ended_at_once_when_stopped_then_the_pool
         builder.stop()
         listen(builder)
         assert time.monotonic() - began_s < 2.0
-        assert builder._killed == [process]
+        assert builder.killed == [process]
     process.kill()
-    wait_until(lambda: listen(builder) or not builder._killed, lambda: "it is reaped")
+    wait_until(lambda: listen(builder) or not builder.killed, lambda: "it is reaped")
 
 
 def test_given_a_process_that_dies_when_listened_to_then_its_last_words_are_told_once(build):

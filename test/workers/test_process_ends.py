@@ -59,7 +59,7 @@ def test_given_signals_of_every_kind_when_they_end_a_worker_then_it_is_buried_on
 ):
     stage = start_own_stage(backup="none")
     for count, number in enumerate(
-        (signal.SIGRTMIN + 1, signal.SIGRTMAX - 1, signal.SIGRTMAX, signal.SIGALRM), 1
+        (signal.SIGRTMIN + 1, signal.SIGRTMAX - 1, signal.SIGRTMAX, signal.SIGVTALRM), 1
     ):
         (pid,) = stage.pids
         os.kill(pid, number)

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -7,6 +8,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from torchperf_ros.api.clock import NS_PER_S
 from torchperf_ros.workers.rolling_update import Renewal
+from torchperf_ros.workers.worker_setup import WorkerSetup
+
+SETUP = WorkerSetup("tested", "a:B", {}, ("full",), (), ("old",), (0,), (-1,))
 
 
 def worker(generation, *, usable=True, packages=None):
@@ -14,13 +18,13 @@ def worker(generation, *, usable=True, packages=None):
 
 
 def started(kit):
-    return worker(kit.number, packages=kit.setup["packages"])
+    return worker(kit.number, packages=kit.setup.packages)
 
 
 @pytest.fixture
 def renewal():
-    found = Renewal({"packages": ["old"]})
-    assert found.swap(packages=["new"], swapped=0)
+    found = Renewal(SETUP)
+    assert found.swap(replace(SETUP, packages=("new",), swapped=0))
     return found
 
 
@@ -28,16 +32,16 @@ def test_given_a_swap_when_asked_for_then_older_workers_are_to_be_replaced_the_l
     workers = [worker(0), worker(0)]
     assert renewal.outdated(workers) is workers[1]
     assert renewal.wants_candidate(workers, 0)
-    assert renewal.kit(candidate=True).setup["packages"] == ["new"]
+    assert renewal.kit(candidate=True).setup.packages == ("new",)
 
 
 def test_given_a_package_on_trial_when_a_worker_dies_then_its_replacement_gets_the_proven_one(renewal):
     replacement = started(renewal.kit(candidate=False))
-    assert replacement.packages == ["old"]
+    assert replacement.packages == ("old",)
     assert renewal.outdated([worker(0), replacement]) is replacement
     renewal.took_a_place()
     kit = renewal.kit(candidate=False)
-    assert (kit.setup["packages"], kit.setup["swapped"]) == (["new"], None)
+    assert (kit.setup.packages, kit.setup.swapped) == (("new",), None)
 
 
 @pytest.mark.parametrize("regular", [[worker(0), None], [worker(0), worker(0, usable=False)]])
@@ -51,7 +55,7 @@ def test_given_a_pool_that_is_not_up_then_no_new_worker_comes_on_top_and_nothing
 
 def test_given_a_first_new_worker_that_dies_when_tries_are_used_up_then_nothing_has_changed(renewal):
     assert renewal.failed("it crashed", 0)
-    assert (renewal.kit(candidate=False).setup["packages"], renewal.swap_outcome) == (["old"], "it crashed")
+    assert (renewal.kit(candidate=False).setup.packages, renewal.swap_outcome) == (("old",), "it crashed")
     assert not renewal.wants_candidate([worker(0)], 60 * NS_PER_S)
 
 
@@ -61,7 +65,7 @@ def test_given_a_new_worker_that_took_a_place_when_the_next_one_dies_then_it_is_
     renewal.took_a_place()
     workers = [worker(0), worker(1)]
     assert not renewal.failed("it crashed", 0)
-    assert renewal.kit(candidate=True).setup["packages"] == ["new"]
+    assert renewal.kit(candidate=True).setup.packages == ("new",)
     assert not renewal.wants_candidate(workers, NS_PER_S)
     assert renewal.wants_candidate(workers, 6 * NS_PER_S)
 
@@ -70,8 +74,8 @@ def test_given_a_renewal_that_is_done_when_given_up_by_an_error_then_what_was_sw
     renewal.took_a_place()
     renewal.settled([worker(1), worker(1)])
     renewal.give_up("an error in the node")
-    assert (renewal.proven.setup["packages"], renewal.outcome, renewal.swap_outcome) == (
-        ["new"],
+    assert (renewal.proven.setup.packages, renewal.outcome, renewal.swap_outcome) == (
+        ("new",),
         "done",
         "done",
     )
@@ -81,17 +85,17 @@ def test_given_workers_still_to_be_replaced_when_looked_at_then_the_renewal_goes
     renewal.took_a_place()
     renewal.settled([worker(1), worker(0)])
     assert renewal.outcome == ""
-    assert not renewal.swap(packages=["another"])
+    assert not renewal.swap(replace(SETUP, packages=("another",)))
 
 
 def test_given_a_package_built_during_a_swap_then_the_proven_one_is_kept_and_workers_are_renewed(renewal):
     renewal.ask()
     tried = started(renewal.kit(candidate=True))
-    assert tried.packages == ["new"]
+    assert tried.packages == ("new",)
     assert renewal.failed("it crashed", 0)
     assert (renewal.outcome, renewal.swap_outcome) == ("", "it crashed")
     assert renewal.is_over(tried, [worker(0)])  # should the error have been one of ours, and it lives
-    assert started(renewal.kit(candidate=True)).packages == ["old"]
+    assert started(renewal.kit(candidate=True)).packages == ("old",)
     assert renewal.outdated([worker(0)])
 
 
@@ -105,7 +109,7 @@ def test_given_a_swap_that_is_done_when_a_background_renewal_fails_then_the_swap
 
 
 def test_given_a_background_renewal_when_a_worker_is_replaced_by_its_death_then_no_candidate_replaces_it_again():
-    renewal = Renewal({"packages": [""]})
+    renewal = Renewal(SETUP)
     renewal.ask()
     renewal.settled([worker(0), started(renewal.kit(candidate=False))])
     assert renewal.outcome == ""
@@ -114,7 +118,7 @@ def test_given_a_background_renewal_when_a_worker_is_replaced_by_its_death_then_
 
 
 def test_given_a_background_renewal_that_was_given_up_when_the_next_comes_then_it_replaces_every_worker():
-    renewal = Renewal({"packages": [""]})
+    renewal = Renewal(SETUP)
     renewal.ask()
     replacement = started(renewal.kit(candidate=False))
     renewal.give_up("no memory")
@@ -126,12 +130,12 @@ def test_given_a_failed_capture_when_the_next_worker_starts_then_it_has_no_graph
     renewal,
 ):
     renewal.without_graphs(renewal.kit(candidate=True).number)
-    assert renewal.kit(candidate=True).setup["without_graphs"]
-    assert "without_graphs" not in renewal.kit(candidate=False).setup
+    assert renewal.kit(candidate=True).setup.without_graphs
+    assert not renewal.kit(candidate=False).setup.without_graphs
     renewal.give_up("it crashed")
     renewal.without_graphs(renewal.kit(candidate=False).number)
     renewal.ask()
-    assert [renewal.kit(candidate=each).setup["without_graphs"] for each in (True, False)] == [True, True]
+    assert [renewal.kit(candidate=each).setup.without_graphs for each in (True, False)] == [True, True]
 
 
 class Renewals(RuleBasedStateMachine):
@@ -142,7 +146,7 @@ class Renewals(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.renewal = Renewal({"packages": [0]})
+        self.renewal = Renewal(replace(SETUP, packages=("0",)))
         # packages that were built in the background; a worker knows those from before its start
         self.built = 0
         self.workers = [self.start(candidate=False) for _ in range(2)]
@@ -174,7 +178,7 @@ class Renewals(RuleBasedStateMachine):
     def a_swap_is_asked_for(self):
         self.packages += 1
         busy = not self.renewal.outcome
-        assert self.renewal.swap(packages=[self.packages], swapped=0) is not busy
+        assert self.renewal.swap(replace(SETUP, packages=(str(self.packages),), swapped=0)) is not busy
         if busy:
             self.packages -= 1
         else:
@@ -199,7 +203,7 @@ class Renewals(RuleBasedStateMachine):
             return
         assert self.candidate.generation > outdated.generation
         self.workers[self.workers.index(outdated)] = self.candidate
-        self.proven = self.candidate.packages[0]
+        self.proven = int(self.candidate.packages[0])
         self.candidate = None
         self.renewal.took_a_place()
 
@@ -216,8 +220,8 @@ class Renewals(RuleBasedStateMachine):
 
     @invariant()
     def no_worker_is_started_with_an_unproven_package_but_a_candidate(self):
-        assert self.renewal.kit(candidate=False).setup["packages"] == [self.proven]
-        assert self.renewal.proven.setup["packages"] == [self.proven]
+        assert self.renewal.kit(candidate=False).setup.packages == (str(self.proven),)
+        assert self.renewal.proven.setup.packages == (str(self.proven),)
 
     @invariant()
     def a_swap_is_done_only_if_its_package_is_proven_and_refused_only_with_a_reason(self):
@@ -232,7 +236,7 @@ class Renewals(RuleBasedStateMachine):
     def a_renewal_that_is_done_leaves_no_worker_with_an_older_package(self):
         if self.renewal.outcome == "done":
             there = [each for each in self.workers if each is not None]
-            assert {(each.packages[0], each.knows) for each in there} <= {(self.proven, self.built)}
+            assert {(int(each.packages[0]), each.knows) for each in there} <= {(self.proven, self.built)}
 
 
 TestRenewals = Renewals.TestCase

@@ -204,7 +204,7 @@ def test_given_a_model_that_cannot_be_captured_when_started_then_the_next_runs_w
     (told,) = [text for severity, text in stage.logs if "without CUDA graphs" in text]
     assert "it cannot be captured; the next worker runs without CUDA graphs" in told
     assert stage.actor.pool.restarts == 1
-    assert [setup.get("device_before") for setup in setups] == [None, "cpu"]
+    assert [setup.device_before for setup in setups] == ["", "cpu"]
 
 
 def test_given_more_to_say_of_the_tiers_than_a_message_holds_then_the_worker_lives_and_says_the_end_of_it(
@@ -214,7 +214,7 @@ def test_given_more_to_say_of_the_tiers_than_a_message_holds_then_the_worker_liv
     (pid,) = stage.pids
     assert stage.ask().outcome is Outcome.ON_TIME
     wait_until(
-        lambda: stage.actor.pool.workers[0].tiers[0]["guards"], lambda: "a report after the first frame"
+        lambda: stage.actor.pool.workers[0].said.tiers[0].guards, lambda: "a report after the first frame"
     )
-    assert stage.actor.pool.workers[0].tiers[0]["guards"].endswith("guard guard ")
+    assert stage.actor.pool.workers[0].said.tiers[0].guards.endswith("guard guard ")
     assert stage.pids == [pid]

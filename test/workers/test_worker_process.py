@@ -8,20 +8,23 @@ from types import SimpleNamespace
 import pytest
 
 from torchperf_ros.api.errors import ProtocolError
+from torchperf_ros.settings.build_options import BuildOptions
+from torchperf_ros.workers.control import Progress, Remark, pack_readable, unpack_message
 from torchperf_ros.workers.frame_ring import FrameRing
 from torchperf_ros.workers.protocol import (
     MAX_CONTROL_BYTES,
     STACK_SIGNAL,
     Response,
-    pack_control,
-    unpack_control,
     unpack_request,
 )
 from torchperf_ros.workers.result_area import ResultArea
 from torchperf_ros.workers.worker_process import WorkerProcess
+from torchperf_ros.workers.worker_setup import WorkerSetup
+from torchperf_ros.workers.worker_state import WorkerState
 
 MS = 1_000_000
 RESULT_BYTES = 1024
+SETUP = WorkerSetup("tested", "a:B", {"a": [1]}, ("full",), (BuildOptions(),), ("",), (0,), (-1,))
 
 
 @pytest.fixture
@@ -49,15 +52,16 @@ def spawn():
         def exit_code(self, pid):
             return self.process.wait()
 
-    def make(kind=WorkerProcess, **setup):
-        worker = kind(0, setup, ring, RESULT_BYTES, Server())
-        worker.ready_at_ns, worker.usable = 1, True
+    def make(kind=WorkerProcess):
+        worker = kind(0, SETUP, ring, RESULT_BYTES, Server())
+        worker.ready_at_ns = 1
+        worker.serve()
         workers.append(worker)
         return worker, started[-1]
 
     yield make
     for worker in workers:
-        if worker.pidfd >= 0:
+        if worker.process.descriptor >= 0:
             worker.kill("the test is done")
             worker.close()
             assert worker.reap(5.0)
@@ -73,9 +77,8 @@ def response(seq=7, length=6):
 
 
 def test_given_a_setup_when_spawned_then_it_is_the_first_thing_that_the_worker_hears(spawn):
-    _, far = spawn(tiers=["full"], options={"a": 1})
-    message = unpack_control(far.control.recv(MAX_CONTROL_BYTES))
-    assert (message["kind"], message["tiers"], message["options"]) == ("setup", ["full"], {"a": 1})
+    _, far = spawn()
+    assert unpack_message(far.control.recv(MAX_CONTROL_BYTES), WorkerSetup) == SETUP
 
 
 def test_given_a_frame_when_handed_over_then_the_worker_is_busy_until_it_answers(spawn):
@@ -147,13 +150,14 @@ def test_given_a_response_longer_than_its_area_when_received_then_it_is_a_protoc
 
 def test_given_control_messages_when_received_then_they_come_in_order_and_the_end_is_none(spawn):
     near, far = spawn()
-    assert near.receive_control() is None
-    far.control.send(pack_control("hello"))
-    far.control.send(pack_control("ready"))
-    assert [near.receive_control()["kind"] for _ in range(2)] == ["hello", "ready"]
+    assert near.receive_report() is None
+    sent = [Progress("loading"), Remark("it is slow", alert=True)]
+    for report in sent:
+        far.control.send(pack_readable(report))
+    assert [near.receive_report() for _ in sent] == sent
     assert near.control.fileno() in near.speaking
     far.control.close()
-    assert near.receive_control() is None
+    assert near.receive_report() is None
     assert (
         near.control.fileno() not in near.speaking
     )  # or whoever waits for it would spin until the process is gone
@@ -193,7 +197,7 @@ def test_given_a_worker_that_is_killed_when_asked_then_the_reason_has_signal_cau
     near.kill("again")
     assert near.death_reason() == f"worker 0 (pid {near.pid}) ended by signal SIGKILL: it was in the way"
     assert not near.usable
-    near.error = "what it said itself"
+    near.said.error = "what it said itself"
     assert near.death_reason().endswith("it was in the way: what it said itself")
 
 
@@ -201,7 +205,7 @@ def test_given_a_worker_that_is_reaped_when_asked_for_its_stacks_then_what_has_i
     spawn,
 ):
     near, _ = spawn()
-    number = near.pidfd
+    number = near.process.descriptor
     near.kill("the test wants it")
     near.close()
     assert near.reap(5.0)
@@ -221,3 +225,25 @@ def test_given_a_worker_when_asked_for_its_stacks_then_it_gets_the_signal_for_th
     near, _ = spawn()
     near.ask_for_stacks()
     assert near.death_reason() == f"worker 0 (pid {near.pid}) ended by signal {STACK_SIGNAL.name}"
+
+
+def test_given_a_worker_that_is_held_when_it_goes_on_then_the_time_in_between_is_not_its_own(spawn):
+    near, _ = spawn()
+    near.run(0, 1, 0, 8, now_ns=0, observe=False)
+    near.hold()
+    near.hold()
+    assert (near.life.state, near.usable, near.idle) == (WorkerState.HELD, True, False)
+    assert near.stuck_ms(5_000 * MS) == 0.0
+    near.go_on(6_000 * MS)
+    assert near.life.state is WorkerState.SERVING
+    assert near.stuck_ms(6_100 * MS) == 100.0
+
+
+def test_given_a_worker_that_has_ended_when_its_capture_goes_on_then_it_does_not_serve_again(spawn):
+    near, _ = spawn()
+    assert near.capture("profile: works", serves=False)
+    assert (near.state, near.available, near.usable) == ("profile: works", False, True)
+    near.withdraw()
+    assert not near.capture("profile: records", serves=True)
+    assert (near.state, near.usable) == ("dead", False)
+    assert near.lost_ms(near.life.since_ns + 7 * MS) == 7.0

@@ -4,20 +4,17 @@ The `rosbags` type store knows the common packages; other types are read from th
 installed packages (a sourced ROS 2, or message wheels under `sys.prefix`).
 """
 
-import contextlib
 import functools
 import os
 import re
-import struct
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from rosbags.interfaces import Nodetype
 from rosbags.interfaces.typing import Typesdict
 from rosbags.serde import SerdeError
-from rosbags.serde.utils import SIZEMAP
 from rosbags.typesys import Stores, TypesysError, get_types_from_idl, get_types_from_msg, get_typestore
 from rosbags.typesys.store import Typestore
 
@@ -29,8 +26,6 @@ _LENGTH_BYTES: Final = 4  # of a list
 _TEXTS: Final = ("string", "wstring")
 _BYTES: Final = {"octet": "uint8", "byte": "uint8", "char": "uint8"}
 _DIRECTIVE: Final = re.compile(r"^[ \t]*#[^\n]*", re.MULTILINE)  # `#include`, `#ifndef`
-# objects in the lists of a message that is decoded, 1 to 2 us each: those of 10,000 poses
-_MOST_LISTED = 70_000
 
 
 @functools.cache
@@ -177,6 +172,11 @@ def accept_any_text(store: Typestore, name: str) -> None:
         accept_any_text(store, needed)
 
 
+@functools.cache
+def _reads_any_text(name: str) -> None:
+    accept_any_text(_store(), name)
+
+
 def referenced(fields: Iterable[Any]) -> Iterator[str]:
     """Names of the message types among a type's fields."""
     for _, field in fields:
@@ -255,8 +255,7 @@ def warm_up(name: str) -> None:
         UnknownMessageType: see `message_class`.
     """
     name = _known(name)
-    _store().get_msgdef(name)
-    _layout(name)
+    _reads_any_text(name)
     for needed in referenced(_store().fielddefs[name][1]):
         warm_up(needed)
 
@@ -286,14 +285,11 @@ def decode(data: bytes | memoryview, name: str) -> Any:  # noqa: ANN401
     """Decode CDR bytes; arrays are numpy views on `data`, which must outlive the message.
 
     Raises:
-        BadInput: the bytes are not a message of this type; or its lists hold more than 70,000 messages and
-            texts, where a stamped pose counts as seven, with those that are its fields: decoding them would
-            take too long.
+        BadInput: the bytes are not a message of this type.
         UnknownMessageType: see `message_class`.
     """
     name = _known(name)
-    if len(data) * _layout(name).density > _MOST_LISTED:
-        _check_lists(data, name)
+    _reads_any_text(name)
     try:
         return _store().deserialize_cdr(data, name)
     except Exception as error:
@@ -306,86 +302,3 @@ def decode(data: bytes | memoryview, name: str) -> Any:  # noqa: ANN401
 def encode(message: object, name: str) -> memoryview:
     """Encode a message object as little-endian CDR bytes."""
     return _store().serialize_cdr(message, _known(name))
-
-
-class _Layout(NamedTuple):
-    """How a message lies in CDR bytes, with the messages that are its fields taken apart.
-
-    Attributes:
-        parts: of each the size of its values, how many there are, -1: a number before them says that, and
-            the layout of what it lists if that takes objects; a text is a list of bytes.
-        objects: that decoding takes, those of lists left out.
-        least_bytes: that it has at the least, those of lists left out.
-        density: objects that lists can have for each byte of the message, at the most.
-    """
-
-    parts: tuple[tuple[int, int, Any], ...]
-    objects: int
-    least_bytes: int
-    density: float
-
-
-_TEXT = _Layout(((1, -1, None),), 1, 4, 0.0)
-
-
-@functools.cache
-def _layout(name: str) -> _Layout:
-    accept_any_text(_store(), name)
-    parts: list[tuple[int, int, _Layout | None]] = []
-    objects, least_bytes = 1, 0
-    fields: Any = _store().fielddefs[name][1]
-    for _, (kind, of) in fields:
-        (entry, of_entry), count = of if kind.name in {"ARRAY", "SEQUENCE"} else ((kind, of), 1)
-        one = _layout(of_entry) if entry.name == "NAME" else _TEXT if of_entry[0] == "string" else None
-        if kind.name == "SEQUENCE":
-            parts.append((0 if one is not None else SIZEMAP[of_entry[0]], -1, one))
-            least_bytes += 4
-        elif one is None:
-            parts.append((SIZEMAP[of_entry[0]], count, None))
-            least_bytes += SIZEMAP[of_entry[0]] * count
-        else:
-            parts += one.parts * count
-            objects, least_bytes = objects + one.objects * count, least_bytes + one.least_bytes * count
-    lists = [listed for _, _, listed in parts if listed is not None]
-    density = max(
-        (max(listed.objects / listed.least_bytes, listed.density) for listed in lists), default=0.0
-    )
-    return _Layout(tuple(parts), objects, max(least_bytes, 1), density)
-
-
-def _check_lists(data: bytes | memoryview, name: str) -> None:
-    """Count the objects that the lists of a message take, without decoding it.
-
-    Bytes that end too early are left to the decoder.
-
-    Raises:
-        BadInput: there are too many.
-    """
-    body = memoryview(data)[4:]  # numbers are aligned from the end of the encapsulation
-    length = struct.Struct("<I" if data[1] & 1 else ">I")
-    at = objects = 0
-
-    def walk(layout: _Layout, *, is_last: bool) -> None:
-        nonlocal at, objects
-        for left, (size, count, listed) in zip(
-            range(len(layout.parts) - 1, -1, -1), layout.parts, strict=True
-        ):
-            if count < 0:
-                at += -at % 4
-                (count,) = length.unpack_from(body, at)  # noqa: PLW2901 - it stands there
-                at += 4
-            if listed is None:
-                at += -at % size + size * count if count else 0
-                continue
-            objects += count * listed.objects
-            if objects > _MOST_LISTED:
-                msg = f"the lists of this {name} hold {objects} messages and texts, or more; at most"
-                raise BadInput(
-                    f"{msg} {_MOST_LISTED} are decoded (a stamped pose counts as 7: with all that it holds)"
-                )
-            if left or not is_last or listed.density:  # else there is nothing to count in it or after it
-                for _ in range(count):
-                    walk(listed, is_last=False)
-
-    with contextlib.suppress(struct.error):
-        walk(_layout(name), is_last=True)

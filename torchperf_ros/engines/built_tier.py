@@ -95,7 +95,6 @@ class BuiltTier:
 
 
 def scoring_of(adapter: Adapter, tier: str, device: torch.device) -> Scoring:
-    """The adapter's own judgement of a tier's answers."""
     task_of = functools.cache(lambda: drawing_task(adapter))
 
     @functools.cache  # eager is asked once for all engines, and it takes seconds

@@ -220,7 +220,6 @@ class InParts:
                 raise EngineUnavailable(f"parts: the model does not run {path} on the example inputs")
 
     def __call__(self, *inputs: torch.Tensor) -> Any:  # noqa: ANN401 - a model may return anything
-        """What the model returns."""
         try:
             for attributes, forward in self._forwards:
                 attributes["forward"] = forward

@@ -64,11 +64,9 @@ class KeptState:
 
     @property
     def has_changed(self) -> bool:
-        """Whether anything is other than it was."""
         return any(True for _ in self._changed())
 
     def _changed(self) -> Iterator[tuple[torch.nn.Module, str, torch.Tensor | None, Any]]:
-        """Module and name, a buffer's own tensor, and what was there."""
         for module, name, original, saved in self._buffers:
             if not _same(getattr(module, name, None), saved):
                 yield module, name, original, saved

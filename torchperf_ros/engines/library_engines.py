@@ -90,11 +90,9 @@ class OnnxRuntime(PackageEngine):
         return built
 
     def in_int8(self, path: Path) -> Counter[str]:
-        """By the nodes of the optimised graph."""
         return int8_in_onnx(path)
 
     def open(self, path: Path, options: BuildOptions, device: torch.device) -> FlatCall:
-        """Load the optimised graph."""
         import onnxruntime
 
         settings = _onnx_settings()
@@ -241,7 +239,6 @@ class OpenVino(PackageEngine):
         return built
 
     def open(self, path: Path, options: BuildOptions, device: torch.device) -> FlatCall:
-        """Load what was compiled."""
         import openvino
 
         compiled = _openvino_core().import_model(

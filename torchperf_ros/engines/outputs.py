@@ -131,7 +131,6 @@ class Drawn(Iterator[Any]):
     """
 
     def __init__(self, lazy: Iterator[Any]) -> None:
-        """Run the generator to its end."""
         self.values = [drawn(value) for value in lazy]
         self._next = iter(self.values)
 

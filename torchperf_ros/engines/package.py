@@ -59,7 +59,6 @@ class Aoti(PackageEngine):
         return build_package(quantised, tier.example, tier.dims, path, frozen_only=True)
 
     def in_int8(self, path: Path) -> Counter[str]:
-        """By the kernels that its code calls."""
         return int8_in_package(path)
 
     def open(self, path: Path, options: BuildOptions, device: torch.device) -> Call:

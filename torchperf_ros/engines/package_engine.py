@@ -269,12 +269,10 @@ class TensorsOnly(torch.nn.Module):
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
-        """Take the model, which stays as it is."""
         super().__init__()
         self.model = model
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The tensors, in order."""
         leaves = pytree.tree_leaves(self.model(*inputs))
         for place, leaf in enumerate(leaves):
             if isinstance(leaf, (torch.SymInt, torch.SymFloat, torch.SymBool)):

@@ -46,11 +46,9 @@ class Parity:
     loss: float | None = None
 
     def within(self, limit: "Parity") -> bool:
-        """Whether no figure is beyond the limit's."""
         return self.relative_l2 <= limit.relative_l2 and self.max_error <= limit.max_error
 
     def worse(self, other: "Parity") -> "Parity":
-        """The worse of the two in each figure."""
         return Parity(max(self.relative_l2, other.relative_l2), max(self.max_error, other.max_error))
 
     @classmethod
@@ -322,7 +320,6 @@ def says_something(inputs: Inputs) -> bool:
 
 
 def same(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> bool:
-    """Whether they hold the same values."""
     return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 

@@ -153,7 +153,6 @@ def _check_torchao(precision: str) -> None:
 
 @contextmanager
 def quiet_log(*names: str) -> Iterator[None]:
-    """Keep loggers to errors."""
     loggers = [logging.getLogger(name) for name in names]
     before = [logger.level for logger in loggers]
     for logger in loggers:

@@ -285,7 +285,6 @@ class PaddedBuffers:
 
     @property
     def size_bytes(self) -> int:
-        """Memory in use."""
         return sum(tensor.nbytes for buffers in self._sets.values() for tensor in buffers)
 
     def _made(self, bucket: Shapes) -> list[torch.Tensor]:

@@ -41,7 +41,6 @@ class Timing:
 
     @property
     def median_ms(self) -> float:
-        """Half of the samples are shorter."""
         return float(np.median(self.times_ms))
 
     @property
@@ -56,7 +55,6 @@ class Timing:
 
     @property
     def max_ms(self) -> float:
-        """The longest sample."""
         return max(self.times_ms)
 
     @property

@@ -26,16 +26,15 @@ from torchperf_ros.stage.frame import Answer
 from torchperf_ros.stage.hooks import ModelVersion
 from torchperf_ros.stage.stage import Stage
 from torchperf_ros.stage.turn import Turn
+from torchperf_ros.workers.control import Description
 from torchperf_ros.workers.worker_pool import WorkerPool
-from torchperf_ros.workers.worker_process import Description, WorkerProcess
+from torchperf_ros.workers.worker_process import WorkerProcess
+from torchperf_ros.workers.worker_setup import WorkerSetup
 
 _PAIRS: Final = 64
 """Pairs that wait for the thread that compares; older ones are lost and counted."""
 _NICE: Final = 19
 _LOOK_AGAIN_NS: Final = NS_PER_MS
-_PRIORITIES: Final = ("nice", "stream_priority")
-_SERVING: Final = (*_PRIORITIES, "loaded")
-"""The fields of the setup that differ for workers of the version that serves."""
 
 
 def counts(stage: Stage) -> dict[str, int]:
@@ -82,7 +81,7 @@ class Shadow:
         version: str,
         config: StageConfig,
         changes: Mapping[str, Any],
-        setup: Mapping[str, Any],
+        setup: WorkerSetup,
     ) -> None:
         """Start one worker of the lowest priority, which gets the stage's frames from now on.
 
@@ -100,15 +99,11 @@ class Shadow:
         self.figures = PairFigures()
         self.comparing: Callable[[bool], None] | None = None
         self._stage = stage
-        alone = {
-            **setup,
-            "loaded": list(range(len(config.tiers))),
-            "nice": _NICE,
-            "stream_priority": 0,
-        }
+        tiers = tuple(range(len(config.tiers)))
+        alone = replace(setup, loaded=tiers, nice=_NICE, stream_priority=0)
         pool = WorkerPool(replace(config, backup="none"), alone, self, stage.ports.log, stage.pool.ring)
         crew = Crew(pool, config, stage.waiter)
-        self.model = ModelVersion(version, config, dict(changes), dict(setup), pool, crew)
+        self.model = ModelVersion(version, config, dict(changes), setup, pool, crew)
         self._running: tuple[Turn, Turn, Answer] | None = None  # its own, the stage's
         self._disturbed = False  # whether the stage had another frame since then
         self._held: WorkerProcess | None = None  # while the stage has a frame
@@ -371,7 +366,15 @@ def promote(model: ModelVersion) -> bool:
     if not renewal.outcome:
         return True  # workers are being replaced
     if _gives_way(model):
-        renewal.swap(**{name: model.setup[name] for name in _SERVING})
+        was, serving = renewal.proven.setup, model.setup
+        renewal.swap(
+            replace(
+                was,
+                loaded=serving.loaded,
+                nice=serving.nice,
+                stream_priority=serving.stream_priority,
+            )
+        )
         return True
     model.pool.grow(model.config)
     return False
@@ -380,7 +383,8 @@ def promote(model: ModelVersion) -> bool:
 def _gives_way(model: ModelVersion) -> bool:
     """Whether its workers have a lower priority than those of a version that serves."""
     proven = model.pool.rolling_update.renewal.proven.setup
-    return any(proven[name] != model.setup[name] for name in _PRIORITIES)
+    serving = model.setup
+    return (proven.nice, proven.stream_priority) != (serving.nice, serving.stream_priority)
 
 
 def why_not_beside(served: Description, own: Description) -> str:

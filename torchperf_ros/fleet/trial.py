@@ -182,9 +182,9 @@ class Trial:
         if pool.description is None:
             return
         if self._comparer is None:
-            scorer = (
-                {name: setup[name] for name in ("adapter", "options")} if pool.description.scores else None
-            )
+            scorer = None
+            if pool.description.scores:
+                scorer = {"adapter": setup.adapter, "options": setup.options}
             self._comparer = OutputComparer(
                 pool.description.output, self.stage.config.candidate_tolerance, scorer
             )

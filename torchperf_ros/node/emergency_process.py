@@ -114,6 +114,13 @@ _CLOCK, _CDR_HEADER = struct.Struct("<iI"), 4
 
 
 _SENSOR_QOS: Final = QoSProfile(depth=_DEPTH, reliability=ReliabilityPolicy.BEST_EFFORT)
+# A press has to come, and may have come before the lane.
+#
+# No one subscription hears every kind of publisher.
+#
+# The first hears what a publisher keeps for those that join later; it does not match one that keeps
+# nothing, which the second hears. Neither matches a publisher that is best effort, which the third
+# does.
 _BUTTON_QOS: Final = (
     QoSProfile(
         depth=_DEPTH, reliability=ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.TRANSIENT_LOCAL
@@ -121,13 +128,6 @@ _BUTTON_QOS: Final = (
     QoSProfile(depth=_DEPTH, reliability=ReliabilityPolicy.RELIABLE),
     _SENSOR_QOS,
 )
-"""A press has to come, and may have come before the lane.
-
-No one subscription hears every kind of publisher.
-
-The first hears what a publisher keeps for those that join later; it does not match one that keeps nothing,
-which the second hears. Neither matches a publisher that is best effort, which the third does.
-"""
 
 
 class _Lane:

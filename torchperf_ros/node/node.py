@@ -42,16 +42,16 @@ from torchperf_ros.stage.right_of_way import set_right_of_way
 from torchperf_ros.stage.stage import Stage
 from torchperf_ros.workers import process_setup
 from torchperf_ros.workers.process_setup import keep_freed_memory
-from torchperf_ros.workers.worker_setup import worker_setup
+from torchperf_ros.workers.worker_setup import WorkerSetup, worker_setup
 
 _DESCRIBE_POLL_S = 0.02
+# What the reporter and the alert publisher publish, as the black box keeps it.
 _TOPICS = (
     ("~/memory", "std_msgs/msg/Float64"),
     ("~/memory_stats", "std_msgs/msg/Float64MultiArray"),
     ("~/anomaly", "diagnostic_msgs/msg/DiagnosticArray"),
     ("/diagnostics", "diagnostic_msgs/msg/DiagnosticArray"),
 )
-"""What the reporter and the alert publisher publish, as the black box keeps it."""
 _PACKAGES = ("torch", "numpy", "rosbags", "rclpy", "ros-rclpy")
 _SUCCESS, _FAILURE, _ERROR = (
     TransitionCallbackReturn.SUCCESS,
@@ -195,7 +195,7 @@ class PerfNode(LifecycleNode):
 
     # -- building and taking down
 
-    def _build(self, config: NodeConfig, setups: Sequence[dict[str, Any]]) -> None:
+    def _build(self, config: NodeConfig, setups: Sequence[WorkerSetup]) -> None:
         """Make the lane, the endpoints and the stages, and start the workers."""
         # The first to be entered is the last to be closed: a disk that hangs may keep the recorder for seconds.
         self._made.callback(self._end_recording)
@@ -239,7 +239,7 @@ class PerfNode(LifecycleNode):
         self._export_metrics(config)
         return True
 
-    def _make_stage(self, index: int, setup: dict[str, Any], config: NodeConfig) -> Stage:
+    def _make_stage(self, index: int, setup: WorkerSetup, config: NodeConfig) -> Stage:
         stage, record = config.stages[index], LatencyRecord(index)
         # what `now()` asks; its objects take longer than the question
         ros_now = self.get_clock().handle.get_now

@@ -47,8 +47,8 @@ class Sources:
     lane: EmergencyLane | None = None
     memory_limit_mib: int = 0
     memory_share: float = 1.0
+    # What else the node's own status has; `..._warning` is logged, too.
     facts: Mapping[str, str] = field(default_factory=dict)
-    """What else the node's own status has; `..._warning` is logged, too."""
 
 
 class Reporter:

@@ -99,12 +99,11 @@ class CaptureServices:
         return response
 
 
+# One parameter, `<stage>.<tier>` with the package's path as its value, starts a swap.
+#
+# Without parameters the service says how the last one went: `successful`, and in `reason`
+# `swapping: ...` while it goes on, `done`, or why not.
 SERVICE = SetParametersAtomically
-"""One parameter, `<stage>.<tier>` with the package's path as its value, starts a swap.
-
-Without parameters the service says how the last one went: `successful`, and in `reason` `swapping: ...`
-while it goes on, `done`, or why not.
-"""
 GOES_ON = "swapping"
 _POLL_S = 0.5
 _DISCOVERY_S = 15.0

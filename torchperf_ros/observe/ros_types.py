@@ -7,10 +7,10 @@ from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 
 from torchperf_ros.api.errors import UnknownMessageType
 
+# Of topics that the recorder or a command takes beside the stages.
 HEARD_QOS = QoSProfile(
     depth=5, reliability=ReliabilityPolicy.BEST_EFFORT, durability=DurabilityPolicy.VOLATILE
 )
-"""Of topics that the recorder or a command takes beside the stages."""
 
 
 def ros_message_class(name: str) -> Any:  # noqa: ANN401 - rosidl classes are untyped

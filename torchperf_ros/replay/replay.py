@@ -36,11 +36,10 @@ from torchperf_ros.replay.replay_stages import RealPace, ReplayPace, ReplayStage
 from torchperf_ros.workers.fork_server import start_base
 from torchperf_ros.workers.process_setup import held_interrupt, step_back
 
+# Gets how much of how much of the log's time has been replayed, in ns.
+#
+# Of 0 where its length is not known.
 Progress = Callable[[int, int], None]
-"""Gets how much of how much of the log's time has been replayed, in ns.
-
-Of 0 where its length is not known.
-"""
 Say = Callable[[str], None]
 _MOST_TROUBLES: Final = 100
 

@@ -22,6 +22,7 @@ _NO_DEADLINE_MS = 24 * 3_600_000.0
 _LONGEST_RUN_MS = 600_000.0
 _EVIDENCE: Final = "parameters.json"
 _BLACK_BOX: Final = "black_box"
+# Parameters of where and how a node is operated; what a replay comes to does not depend on them.
 _OF_THE_PLACE = (
     "autostart",
     "metrics_port",
@@ -38,7 +39,6 @@ _OF_THE_PLACE = (
     "start_timeout_s",
     "emergency",
 )
-"""Parameters of where and how a node is operated; what a replay comes to does not depend on them."""
 
 
 class ReplayError(TorchperfError):

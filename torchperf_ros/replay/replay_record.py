@@ -65,7 +65,6 @@ class ReplayRecord:
     # -- the stages' threads
 
     def publish(self, index: int, payload: bytes) -> None:
-        """A stage publishes its output."""
         if self._output is not None:
             self._output.write(self.topics[index], self.types[index], payload, self._now())
 
@@ -97,7 +96,6 @@ class ReplayRecord:
                 self._output.write(f"{NODE}/latency", _FLOAT, float64_bytes(answer_ms), t_ns)
 
     def found(self, alert: Alert) -> None:
-        """A stage has an alert."""
         values = {
             key: value for key, value in alert.values.items() if key != "detail" or not self._portable
         }
@@ -177,6 +175,5 @@ class ReplayRecord:
         return self.unkept + self._grouping.lost
 
     def close(self) -> None:
-        """Remove the tables' files."""
         for table in self.tables:
             table.close()

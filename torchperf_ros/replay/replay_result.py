@@ -333,16 +333,12 @@ def models_summary(actors: Sequence[Stage]) -> dict[str, Any]:
     runs by it. `machine`: with what the models ran on, `cpu` or the name of a card, as another one's
     figures are not to be compared.
     """
-    tiers: dict[str, list[dict[str, Any]]] = {
-        actor.config.name: next((worker.tiers for worker in actor.pool.everyone if worker.tiers), [])
+    tiers = {
+        actor.config.name: next((each.said.tiers for each in actor.pool.everyone if each.said.tiers), ())
         for actor in actors
     }
-    models = {
-        stage: "".join(str(tier.get("model", "")) for tier in of_stage) for stage, of_stage in tiers.items()
-    }
-    compiled = [
-        float(t["load_s"]) for of_stage in tiers.values() for t in of_stage if t["engine"] == "compile"
-    ]
+    models = {stage: "".join(tier.model for tier in of_stage) for stage, of_stage in tiers.items()}
+    compiled = [tier.load_s for of_stage in tiers.values() for tier in of_stage if tier.engine == "compile"]
     described = next(
         (actor.pool.description for actor in actors if actor.pool.description is not None), None
     )
@@ -352,7 +348,7 @@ def models_summary(actors: Sequence[Stage]) -> dict[str, Any]:
             for stage, text in models.items()
         },
         "engines": {
-            stage: ", ".join(f"{each['name']} {each['engine']}" for each in found)
+            stage: ", ".join(f"{each.name} {each.engine}" for each in found)
             for stage, found in tiers.items()
         },
         "compile_s": sum(compiled) if compiled else None,

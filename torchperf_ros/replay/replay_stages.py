@@ -6,6 +6,7 @@ And how they go through the log's time.
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -53,7 +54,7 @@ class ReplayStages:
         beside those that are installed.
         """
         self._config, self._pace, self._record, self._say = config, pace, record, say
-        self._own = {"identify": True, "compile_first": True, "definitions": definitions, "seed": seed}
+        self._definitions, self._seed = definitions, seed
         self.actors = [self._actor(index, stage) for index, stage in enumerate(config.stages)]
         set_right_of_way(
             self.actors, config, None if pace.threaded else 0
@@ -72,7 +73,13 @@ class ReplayStages:
             anomaly=self._record.found,
             log=self._log,
         )
-        setup = {**worker_setup(stage, self._config), **self._own}
+        setup = replace(
+            worker_setup(stage, self._config),
+            identify=True,
+            compile_first=True,
+            definitions=self._definitions,
+            seed=self._seed,
+        )
         return Stage(stage, setup, ports, self._pace.now, self._pace.machinery(index))
 
     def _log(self, severity: str, text: str) -> None:
@@ -90,7 +97,6 @@ class ReplayStages:
             follower.hand_over(payload, frame)
 
     def start(self) -> None:
-        """Start the workers."""
         self._started_s = time.monotonic()
         for actor in self.actors:  # without threads the pace calls their `step`
             (actor.start if self._pace.threaded else actor.pool.start)()
@@ -141,8 +147,8 @@ class ReplayStages:
         self.start_up_s = time.monotonic() - self._started_s
         for actor in self.actors:
             worker = next(worker for worker in actor.pool.workers if worker is not None)
-            if worker.missing:
-                tiers = ", ".join(worker.missing)
+            if worker.said.missing:
+                tiers = ", ".join(worker.said.missing)
                 why = "in eager, as there is no package; `torchperf compile` makes them"
                 self._say(f"{actor.config.name}: {tiers} {why}")
             actor.activate()
@@ -211,11 +217,10 @@ class ReplayPace:
     goes.
     """
 
+    # Whether stages have threads of their own, as in the node.
+    #
+    # Else their pools have to settle, and the pace steps.
     threaded = True
-    """Whether stages have threads of their own, as in the node.
-
-    Else their pools have to settle, and the pace steps.
-    """
 
     def __init__(self, start_ns: int) -> None:
         self._now_ns = start_ns
@@ -248,7 +253,6 @@ class ReplayPace:
         self._now_ns = t_ns
 
     def finish(self, stages: ReplayStages, record: ReplayRecord) -> None:
-        """Let the stages answer what is left."""
         self._answer(stages, record, None)
 
     def _answer(self, stages: ReplayStages, record: ReplayRecord, until_ns: int | None) -> None:
@@ -275,7 +279,6 @@ class RealPace(ReplayPace):
         self._tally = Tally()
 
     def machinery(self, stage: int) -> StageMachinery:
-        """What the stage runs on in the node."""
         return StageMachinery()
 
     @property

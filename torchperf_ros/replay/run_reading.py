@@ -77,8 +77,8 @@ def load_run(path: Path) -> RunLog:
 
 _ARRAY: Final = "std_msgs/msg/Float64MultiArray"
 _DIAGNOSTICS: Final = "diagnostic_msgs/msg/DiagnosticArray"
+# What only a node publishes, below its name.
 _TOPICS: Final = {"latency_stages": _ARRAY, "memory_stats": _ARRAY, "anomaly": _DIAGNOSTICS}
-"""What only a node publishes, below its name."""
 _LITTLE_ENDIAN: Final = b"\x00\x01"
 _MESSAGES_AT_ONCE: Final = 1_000
 

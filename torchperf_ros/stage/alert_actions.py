@@ -24,15 +24,14 @@ _MOST_DOUBLINGS = 4  # of the time without an alert after which an action is tak
 _SOON = 2  # times that time: an alert that is back by then has not been over
 _MOST_WAITING = 256
 _OUTPUT = frozenset({"output", "output frozen", "output empty", "plan refused", "plan unchecked"})
+# Alerts that an action brings about for certain.
+#
+# While it is in force, and for 15 s more, they do not count.
 _CAUSES: dict[str, frozenset[str]] = {
     OFF: _OUTPUT | {"bad input", "misses"},
     LOWER_RATE: frozenset({"drops"}),
     LOWER_TIER: frozenset({"tier"}),
 }
-"""Alerts that an action brings about for certain.
-
-While it is in force, and for 15 s more, they do not count.
-"""
 _OF_ANSWERS = _OUTPUT | {
     "bad input",
     "misses",
@@ -52,6 +51,9 @@ _OF_ANSWERS = _OUTPUT | {
     STALE,
 }
 _OF_MACHINE = frozenset({"load", "temperature", "gpu", "gpu memory", "memory", "memory grows"})
+# Alerts that may be an action's own effect.
+#
+# While it is in force they do not show that its cause goes on.
 _MAY_CAUSE = {
     OFF: _OF_ANSWERS,
     LOWER_RATE: _OF_ANSWERS | {"jitter"},  # slower between frames: caches and clocks
@@ -59,10 +61,6 @@ _MAY_CAUSE = {
     SCENE: _OF_ANSWERS,
     BACKUP_ACTIVE: _OF_ANSWERS | _OF_MACHINE,  # twice the work
 }
-"""Alerts that may be an action's own effect.
-
-While it is in force they do not show that its cause goes on.
-"""
 _LATENCY = "latency"
 _COUNTED = {"restarts", "recompilation", "model error"}
 # `misses` counts frames of the last 10 s, and the recorder reports it a second or two later
@@ -133,7 +131,6 @@ class AlertActions:
         self._in_force_ns: dict[str, int] = {}  # by action: when it was last in force
 
     def asks_for(self, alert: str) -> bool:
-        """Whether a rule has this alert."""
         return any(line.rule.alert == alert for line in self._lines)
 
     def report(self, alert: Alert, now_ns: int) -> None:
@@ -196,7 +193,6 @@ class AlertActions:
         line.found_ns = found_ns
 
     def _is_in_force(self, action: str) -> bool:
-        """Whether a rule has brought this action about."""
         return any(line.steps and line.rule.action == action for line in self._lines)
 
     def _is_left_out(self, tier: str) -> bool:
@@ -265,7 +261,6 @@ def _late_ns(line: _Line) -> float:
 
 
 def _is_below(began_with: tuple[str, float] | None, signal: str, value: float | None) -> bool:
-    """Whether a value is of another signal than the rule began with, or below what was usual then."""
     if began_with is None or value is None:
         return False
     return signal != began_with[0] or value < began_with[1]

@@ -15,12 +15,13 @@ _KINDS = {
     Outcome.ERROR: "model error",
     Outcome.PARTIAL: "partial result",
 }
+# Where something else was published before the deadline; otherwise it is the deadline that was
+# missed.
 _IN_TIME_KINDS = {
     Outcome.LATE: "result too slow",
     Outcome.CRASHED: "worker failed",
     Outcome.HUNG: "worker failed",
 }
-"""Where something else was published before the deadline; otherwise it is the deadline that was missed."""
 
 
 def answer_alert(
@@ -54,7 +55,6 @@ def answer_alert(
 
 
 def _why_stale(reason: str, frame: Frame, before: Frame | None) -> str:
-    """The reason, and if a stamp made the frame stale, how old other frames were and what to do."""
     reason = reason.removeprefix(f"{STALE}: ")
     if frame.gone_ms < frame.budget_ms or frame.comes_from_a_stage:
         return reason

@@ -60,7 +60,6 @@ class Crew:
 
     @property
     def runs(self) -> bool:
-        """Whether any of its workers runs something."""
         return bool(self._running)
 
     def expect(self) -> None:
@@ -302,7 +301,7 @@ class Crew:
         """A worker can take frames; the first one's measurements calibrate the ladders."""
         if not self.pool.ready:
             self._calibrate(worker)
-        worker.usable = True
+        worker.serve()
         self._waiter.add(worker)
 
     def replace(self, worker: WorkerProcess, successor: WorkerProcess) -> bool:
@@ -312,14 +311,14 @@ class Crew:
         """
         if not worker.idle:
             return False
-        worker.usable = False
+        worker.withdraw()
         self._waiter.drop(worker)
         self._calibrate(successor)
         return True
 
     def drop(self, worker: WorkerProcess) -> None:
         """A worker is gone; the frame that it ran has failed. The second call for one does nothing."""
-        worker.usable = False
+        worker.withdraw()
         if not self._waiter.drop(worker):
             return
         run = self._running.pop(worker, None)

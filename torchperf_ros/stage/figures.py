@@ -21,18 +21,17 @@ from torchperf_ros.stage.health import Flow, HealthTracker
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.void]
+# A histogram: cumulative counts by upper bound, and the sum.
 Snapshot = tuple[list[tuple[str, float]], float]
-"""A histogram: cumulative counts by upper bound, and the sum."""
 
 PERCENTS = (50.0, 95.0, 99.0, 100.0)
 # rows that wait to be taken: eight seconds at 1 kHz; `LatencyFigures` counts what was pushed out
 _PENDING = 8192
 
+# A row of `StageCounters.receipts`.
+#
+# `superseded`, `number`: frames and receipts so far, this one included.
 RECEIPT: Final = np.dtype([("received_ns", "i8"), ("age_ms", "f8"), ("superseded", "i8"), ("number", "i8")])
-"""A row of `StageCounters.receipts`.
-
-`superseded`, `number`: frames and receipts so far, this one included.
-"""
 
 _COUNTED: Final = {
     "tier",
@@ -45,13 +44,12 @@ _COUNTED: Final = {
     "total_ms",
     "lateness_ms",
 }
+# A row of `StageCounters.answers`.
+#
+# What is counted of a frame's row; `number`: frames that ended so far.
 ANSWER: Final = np.dtype(
     [("published_ns", "i8"), *((name, kind) for name, kind in WIRE if name in _COUNTED), ("number", "i8")]
 )
-"""A row of `StageCounters.answers`.
-
-What is counted of a frame's row; `number`: frames that ended so far.
-"""
 
 
 @dataclass(frozen=True)
@@ -251,8 +249,8 @@ class LatencySketch(BucketCounts):
 
 
 _SHARES_OF_BUDGET = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)
+# Bounds for the time past a deadline: the first bucket holds what was in time.
 LATENESS_BOUNDS_S = np.array((0.0, 0.0001, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0))
-"""Bounds for the time past a deadline: the first bucket holds what was in time."""
 
 
 def budget_bounds_s(budget_ms: float) -> Floats:
@@ -260,11 +258,11 @@ def budget_bounds_s(budget_ms: float) -> Floats:
     return np.array([float(f"{share * budget_ms / 1000:.6g}") for share in _SHARES_OF_BUDGET])
 
 
+# Where a tier is named: none was started for the frame. No tier can be called so.
 NO_TIER = ""
-"""Where a tier is named: none was started for the frame. No tier can be called so."""
 
+# Parts of a frame's time, from the mailbox to the worker's last step.
 STEPS = ("wait", "decode", "preprocess", "inference", "postprocess")
-"""Parts of a frame's time, from the mailbox to the worker's last step."""
 
 
 @dataclass(frozen=True)
@@ -467,12 +465,10 @@ class StageStatistics:
         self._not_stale: Frame | None = None  # the last frame
 
     def reconfigure(self, config: StageConfig) -> None:
-        """Take changed limits."""
         self.health.limits = config
         self.figures.window_s = config.window_s
 
     def activated(self) -> None:
-        """Frames are taken from now on."""
         self.counters.activated_ns = self._clock()
 
     def received(self, frame: Frame, superseded: int = 0, *, stamped: bool) -> Alert | None:

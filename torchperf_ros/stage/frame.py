@@ -8,8 +8,8 @@ from torchperf_ros.api.outcome import Fallback, GuardVerdict, Outcome
 from torchperf_ros.settings.config import StageConfig
 
 _LEAST_WORTH_A_WORD_MS = 0.05
+# A stamp further than this from the ROS clock says nothing about the frame's age (DESIGN: 10 s).
 USABLE_AGE_MS = 10_000.0
-"""A stamp further than this from the ROS clock says nothing about the frame's age (DESIGN: 10 s)."""
 
 
 def stamp_age_ms(stamp_ns: int, ros_now_ns: int) -> float:
@@ -72,7 +72,6 @@ class Frame:
 
     @property
     def comes_from_a_stage(self) -> bool:
-        """Whether its trigger is the output of another stage."""
         return self.origin.received_ns != self.received_ns
 
     def gone_words(self, waited_ms: float) -> str:
@@ -118,7 +117,6 @@ class StepTimes:
 
     @property
     def total_ms(self) -> float:
-        """Sum of the steps."""
         return self.decode_ms + self.preprocess_ms + self.inference_ms + self.postprocess_ms
 
 

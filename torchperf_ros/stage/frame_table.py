@@ -11,15 +11,18 @@ from torchperf_ros.stage.frame import Answer
 from torchperf_ros.stage.health import Flow
 
 _WHOLE, _REAL = "i8", "f8"
+# The columns of an answered frame, in the order in which `/perf/latency_stages` has them after
+# `stage`.
 WIRE: Final = (
     ("seq", _WHOLE), ("age_ms", _REAL), ("wait_ms", _REAL), ("decode_ms", _REAL), ("preprocess_ms", _REAL),
     ("inference_ms", _REAL), ("postprocess_ms", _REAL), ("total_ms", _REAL), ("budget_ms", _REAL), ("tier", _WHOLE),
     ("outcome", _WHOLE), ("fallback", _WHOLE), ("check", _WHOLE), ("scene", _WHOLE), ("missing_inputs", _WHOLE),
     ("deadline_ms", _REAL), ("lateness_ms", _REAL), ("stale", _WHOLE),
 )  # fmt: skip
-"""The columns of an answered frame, in the order in which `/perf/latency_stages` has them after `stage`."""
+# The same with the ROS time of the answer, the trigger's stamp, and the end-to-end latency of the
+# last stage.
 KEPT: Final = (*WIRE, ("t_ns", _WHOLE), ("stamp_ns", _WHOLE), ("answer_ms", _REAL))
-"""The same with the ROS time of the answer, the trigger's stamp, and the end-to-end latency of the last stage."""
+# Of the columns whose name does not say it all.
 MEANINGS: Final = {
     "age_ms": "stamp to receipt",
     "wait_ms": "in the mailbox, and for synchronised inputs",
@@ -34,14 +37,12 @@ MEANINGS: Final = {
     "stamp_ns": "header.stamp of the trigger, 0 if it has none",
     "answer_ms": "end to end, of the last stage's frames",
 }
-"""Of the columns whose name does not say it all."""
+# A frame's row in a table: indexes -1 and times NaN where unknown or not needed.
+#
+# `output_hash`: of the published bytes, 0 where nothing was published.
 FRAME: Final = np.dtype([*KEPT, ("output_hash", "u8")])
-"""A frame's row in a table: indexes -1 and times NaN where unknown or not needed.
-
-`output_hash`: of the published bytes, 0 where nothing was published.
-"""
+# Indexes that a frame may not have: -1 in a row, NaN in `/perf/latency_stages`.
 NULLABLE: Final = frozenset({"tier", "fallback", "check"})
-"""Indexes that a frame may not have: -1 in a row, NaN in `/perf/latency_stages`."""
 _NONE: Final = -1
 _INPUTS: Final = 2**63 - 1
 _ROWS_AT_ONCE: Final = 4096

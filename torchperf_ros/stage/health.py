@@ -7,18 +7,18 @@ from torchperf_ros.api.clock import NS_PER_MS, NS_PER_S
 from torchperf_ros.api.outcome import IN_TIME, Fallback, GuardVerdict, Health, Outcome
 from torchperf_ros.settings.config import StageConfig
 
+# Answers computed from the frame itself: its own result, or the backup's.
 FRESH = frozenset({None, Fallback.BACKUP})
-"""Answers computed from the frame itself: its own result, or the backup's."""
 
 ACCEPTED = frozenset({None, GuardVerdict.ACCEPT})
+# Verdicts that leave nothing of the plan: such a frame has no fresh answer.
 STOPPED = frozenset({GuardVerdict.STOP, GuardVerdict.UNAVOIDABLE})
-"""Verdicts that leave nothing of the plan: such a frame has no fresh answer."""
 
 
+# More of the frames that came than this are too many to be superseded.
 SUPERSEDED_SHARE: Final = 0.1
-"""More of the frames that came than this are too many to be superseded."""
+# Over so many seconds the share is taken; the first are those from the first frame on.
 SUPERSEDED_S: Final = 10
-"""Over so many seconds the share is taken; the first are those from the first frame on."""
 _FEWEST_SUPERSEDED: Final = 3
 
 
@@ -37,7 +37,6 @@ class Flow(NamedTuple):
     busy_ms: float
 
     def since(self, other: "Flow") -> "Flow":
-        """What came on top of an earlier one."""
         return Flow(
             self.at_ns - other.at_ns,
             self.received - other.received,
@@ -129,7 +128,6 @@ class HealthTracker:
         self.healthy_in_a_row = 0
 
     def input_at(self, now_ns: int) -> None:
-        """A frame was received."""
         self._last_input_ns = now_ns
         self._seen_input = True
 

@@ -14,15 +14,16 @@ from torchperf_ros.stage.turn import Output, Turn
 from torchperf_ros.stage.waiter import StageWaiter
 from torchperf_ros.workers.worker_pool import Log, WorkerPool
 from torchperf_ros.workers.worker_process import WorkerProcess
+from torchperf_ros.workers.worker_setup import WorkerSetup
 
+# What the emergency lane published in place of a stage's output: `stop` with its bytes, or `none`.
 Instead = tuple[Fallback, bytes | None]
-"""What the emergency lane published in place of a stage's output: `stop` with its bytes, or `none`."""
 
+# Looks at every output, at a monotonic time, and returns the one that is to be published.
 Check = Callable[[Output, int], Output]
-"""Looks at every output, at a monotonic time, and returns the one that is to be published."""
 
+# Follows every answer that is out, and returns an alert if there is one; without the stage's lock.
 Observer = Callable[[Turn, Answer], Alert | None]
-"""Follows every answer that is out, and returns an alert if there is one; without the stage's lock."""
 
 
 @dataclass
@@ -63,8 +64,8 @@ class StageMachinery:
     input_clock: Clock | None = None
 
 
+# The machine's clock, threads and processes.
 LIVE = StageMachinery()
-"""The machine's clock, threads and processes."""
 
 
 @dataclass
@@ -83,7 +84,7 @@ class ModelVersion:
     name: str
     config: StageConfig
     changes: Mapping[str, Any]
-    setup: Mapping[str, Any]
+    setup: WorkerSetup
     pool: WorkerPool
     crew: Crew
 

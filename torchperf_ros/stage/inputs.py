@@ -20,13 +20,12 @@ from torchperf_ros.stage.frame import Frame, stamp_age_ms
 from torchperf_ros.stage.turn import Turn
 from torchperf_ros.workers.frame_ring import FrameRing, InputBytes
 
+# Messages of an input that are kept: the last ones received. At 30 Hz they reach back 0.27 s.
 KEPT: Final = 8
-"""Messages of an input that are kept: the last ones received. At 30 Hz they reach back 0.27 s."""
+# After so many frames in a row without it nothing waits for an input.
+#
+# One that is lost costs ten waits in all.
 MOST_MISSES: Final = 10
-"""After so many frames in a row without it nothing waits for an input.
-
-One that is lost costs ten waits in all.
-"""
 _SKEWS = 128
 
 Message = TypeVar("Message")
@@ -154,7 +153,6 @@ class SyncedInput(Generic[Message]):
 
     @property
     def skew_max_ms(self) -> float:
-        """The largest one."""
         return max(map(abs, tuple(self.skews_ms)), default=math.nan)
 
 

@@ -37,7 +37,6 @@ class Forecast:
 
     @property
     def source(self) -> str:
-        """What the prediction is made of, in words."""
         if self.runs:
             inference = f"{self.runs} own runs"
         else:
@@ -66,7 +65,6 @@ class TierClock:
         self.calibration, self._probed = calibration, probed
 
     def add(self, inference_ms: float, overhead_ms: float) -> None:
-        """Learn from one run: its inference, and all else."""
         self._inference.add(inference_ms)
         self._overhead.add(overhead_ms)
 
@@ -146,7 +144,6 @@ class TierLadder:
 
     @property
     def last(self) -> int:
-        """The cheapest tier."""
         return self.tiers[-1]
 
     @property

@@ -12,8 +12,8 @@ from torchperf_ros.stage.drift import DriftWatch
 from torchperf_ros.stage.ladder import TierLadder
 from torchperf_ros.workers.worker_pool import Log
 
+# Below this part of the share there is room again.
 _RELAX: Final = 0.9
-"""Below this part of the share there is room again."""
 
 
 class MemoryGuard:

@@ -13,10 +13,10 @@ from torchperf_ros.stage.ladder import TierLadder
 from torchperf_ros.stage.turn import Turn
 from torchperf_ros.workers.worker_process import WorkerProcess
 
+# A spare worker that has not run for so long rehearses.
 REHEARSE_AFTER_NS: Final = 5 * NS_PER_S
-"""A spare worker that has not run for so long rehearses."""
+# A probe may take this part of the time after which a worker is killed.
 _LONGEST_PROBE: Final = 0.5
-"""A probe may take this part of the time after which a worker is killed."""
 _PROOFS: Final = 3
 _MOST_PROOFS: Final = 96
 
@@ -24,14 +24,15 @@ _MOST_PROOFS: Final = 96
 class Purpose(enum.Enum):
     """What a run is for that no frame waits for."""
 
+    # Brings the code and memory of a spare worker back: its first run can take ten times as
+    # long.
     REHEARSAL = "rehearsal"
-    """Brings the code and memory of a spare worker back: its first run can take ten times as long."""
+    # Finds out whether the worker or the frame was at fault when a frame was late.
     RETRIAL = "retrial"
-    """Finds out whether the worker or the frame was at fault when a frame was late."""
+    # Finds out how long a tier above the current one takes now.
     PROBE = "probe"
-    """Finds out how long a tier above the current one takes now."""
+    # It began for a frame of a version that serves no more; its result is discarded.
     DISOWNED = "disowned"
-    """It began for a frame of a version that serves no more; its result is discarded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,6 @@ class Practice:
             ladder.probed(job.tier, inference_ms, took_ms if good else math.inf, fresh_ms)
 
     def lost(self, job: Job, ladder: TierLadder) -> None:
-        """A job's worker is gone."""
         if job.purpose is Purpose.RETRIAL:
             self.hedge_rule.retried(in_time=False)
         elif job.purpose is Purpose.PROBE:

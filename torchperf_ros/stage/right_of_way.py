@@ -29,12 +29,11 @@ _ENOUGH = 30.0  # frames beside a run, to know that they are missed no more ofte
 # of the frames beside a run; fewer that are missed are no gain worth a frame of the lower stage
 _TOLERATED = 0.01
 _FEWEST_MISSES = 3.0  # beyond what is usual, to know that runs cost deadlines
+# So long the longest run counts.
+#
+# Of the last few runs the next one is often the longest, of those in a longer time it seldom is;
+# but after a stall nothing may begin for as long.
 _KEPT_NS = 16 * NS_PER_S
-"""So long the longest run counts.
-
-Of the last few runs the next one is often the longest, of those in a longer time it seldom is; but after a
-stall nothing may begin for as long.
-"""
 NEVER_NS = 1 << 62
 _INTERVALS = 8  # the shortest of so many says when the next frame may come
 
@@ -68,7 +67,6 @@ class Arrivals:
         self._comes_by_itself = False  # rather than from the stage before
 
     def add(self, frame: Frame) -> None:
-        """A frame has its turn."""
         if self._last_ns:
             self._intervals_ns.append(frame.received_ns - self._last_ns)
         self._last_ns = frame.received_ns

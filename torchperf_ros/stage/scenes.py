@@ -12,8 +12,8 @@ from torchperf_ros.settings.scene_options import EMERGENCY_SCENE, ODOMETRY, Scen
 from torchperf_ros.stage.turn import Output
 from torchperf_ros.workers.worker_pool import WorkerPool
 
+# Index of the scene that runs where no other holds, or none that can run.
 DEFAULT = 0
-"""Index of the scene that runs where no other holds, or none that can run."""
 # m/s: the active scene holds so much beyond its limits, or noise at a limit would switch each second
 _SPEED_BAND = 0.5
 
@@ -84,7 +84,6 @@ class SceneChooser:
         self._heard["speed"] = _Heard(speed, now_ns)
 
     def named(self, scene: int, word: str, now_ns: int) -> None:
-        """The topic of a scene had this word."""
         self._heard[scene] = _Heard(word, now_ns)
         if word not in {one.word or one.name for one in self.config.scenes}:
             self.unknown = word
@@ -141,7 +140,6 @@ class SceneChooser:
         )
 
     def choose(self, now_ns: int) -> int:
-        """The scene of a frame that is received now."""
         if len(self._used_ns) == 1:
             return DEFAULT
         wanted = next((number for number in self._order if self._holds(number, now_ns)), DEFAULT)

@@ -11,9 +11,8 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from torchperf_ros.api.alert import Alert
 from torchperf_ros.api.cdr import header_stamp_ns
@@ -50,13 +49,14 @@ from torchperf_ros.workers.frame_ring import InputBytes
 from torchperf_ros.workers.protocol import Response
 from torchperf_ros.workers.worker_pool import WorkerPool
 from torchperf_ros.workers.worker_process import WorkerProcess
+from torchperf_ros.workers.worker_setup import WorkerSetup
 
 _ANSWER_MARGIN_S = 1.0  # past the deadline, on a machine that is overloaded
 _ANSWER_POLL_S = 0.001
 _FIRST_WAKE_MS = 2.0
 _FIRST_WAKE_SHARE = 0.06  # of the budget
+# Outcomes that no run of a stage of lower priority can have brought about.
 _SAY_NOTHING = frozenset({Outcome.BAD_INPUT, Outcome.STARTING})
-"""Outcomes that no run of a stage of lower priority can have brought about."""
 _WITHHELD = "withheld: the emergency lane is latched"
 
 
@@ -77,7 +77,7 @@ class Stage:
     def __init__(
         self,
         config: StageConfig,
-        setup: Mapping[str, Any],
+        setup: WorkerSetup,
         ports: StagePorts,
         ros_now: Callable[[], int],
         machinery: StageMachinery = LIVE,
@@ -105,7 +105,7 @@ class Stage:
         self.right_of_way: RightOfWay | None = None
         self.lower: list[Stage] = []
         self.shadow: SecondVersion | None = None
-        setup = {**setup, "loaded": self.scenes.tiers_to_load()}
+        setup = replace(setup, loaded=tuple(self.scenes.tiers_to_load()))
         pool = machinery.pool(config, setup, self, ports.log)
         self.model = ModelVersion(BASE, config, {}, setup, pool, Crew(pool, config, self.waiter))
         self.guard: StageGuard | None = None
@@ -588,7 +588,6 @@ class Stage:
             self.waiter.wake()
 
     def activate(self) -> None:
-        """Take frames from now on."""
         self.statistics.activated()
         self.fallbacks.forget(self.clock())
         if self.guard is not None:
@@ -655,17 +654,14 @@ class Stage:
 
     @property
     def pool(self) -> WorkerPool:
-        """The workers of the version that serves."""
         return self.model.pool
 
     @property
     def ladders(self) -> list[TierLadder]:
-        """Its tiers, a ladder for each scene."""
         return self.model.crew.ladders
 
     @property
     def ladder(self) -> TierLadder:
-        """The ladder in use."""
         return self.model.crew.ladder
 
     @property
@@ -675,7 +671,6 @@ class Stage:
 
     @property
     def everyone(self) -> list[WorkerProcess]:
-        """The workers of both versions."""
         shadow = self.shadow
         return self.pool.everyone if shadow is None else [*self.pool.everyone, *shadow.pool.everyone]
 

@@ -17,11 +17,10 @@ from torchperf_ros.stage.figures import StageCounters
 from torchperf_ros.stage.frame import Answer, Frame
 from torchperf_ros.stage.turn import Output, Turn
 
+# Index of the guard's odometry among a stage's inputs, below those of scenes.
+#
+# Obstacles have -101, -102, and so on.
 GUARD_ODOMETRY: Final = -100
-"""Index of the guard's odometry among a stage's inputs, below those of scenes.
-
-Obstacles have -101, -102, and so on.
-"""
 _ODOMETRY_TYPE: Final = "nav_msgs/msg/Odometry"
 _OBSTACLES_TYPE: Final = "visualization_msgs/msg/MarkerArray"
 

@@ -11,8 +11,8 @@ from torchperf_ros.workers.worker_process import WorkerProcess
 _PREPARE_NS = 4 * NS_PER_MS
 _HEDGE_MARGIN_NS = NS_PER_MS
 
+# It is time to answer the current frame, with this outcome and for this reason.
 Verdict = tuple[Outcome, str]
-"""It is time to answer the current frame, with this outcome and for this reason."""
 
 
 @dataclass(slots=True)

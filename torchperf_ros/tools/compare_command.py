@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _PLAIN_WIDTH: Final = 180
 _PERCENT: Final = 100.0
+# Files of a run's or a log's folder; a verdict may be written beside them, and over an older one.
 _OF_INPUT_FOLDERS: Final = (
     ".parquet",
     ".jsonl",
@@ -26,8 +27,8 @@ _OF_INPUT_FOLDERS: Final = (
     "metadata.yaml",
     "summary.json",
 )
-"""Files of a run's or a log's folder; a verdict may be written beside them, and over an older one."""
 _STORE: Final = "a baseline is a run's file: keep a copy of it, and name it as BASE"
+# Options that the command no longer has, and what to write instead.
 _GONE: Final = {
     "--baseline": "a baseline is a run's file: `torchperf compare BASE NEW`",
     **dict.fromkeys(("--save", "--commit", "--replace", "--list", "--dir"), _STORE),
@@ -38,7 +39,6 @@ _GONE: Final = {
     "--resamples": "it is fixed at 1,000",
     "--seed": "it is fixed: the same runs have the same verdict",
 }
-"""Options that the command no longer has, and what to write instead."""
 
 
 class CompareCommand(Command):

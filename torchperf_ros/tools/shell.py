@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
+# The exit status for input that cannot be used.
 BAD_INPUT: Final = 2
-"""The exit status for input that cannot be used."""
 _ANALYSIS: Final = "`pip install 'torchperf_ros[analysis]'`"
 _EXTRAS: Final = {
     **dict.fromkeys(("dask", "distributed", "pyarrow"), "`pip install 'torchperf_ros[logs]'`"),
@@ -263,8 +263,8 @@ def node_option(flag: str, text: str) -> Any:  # noqa: ANN401 - typer's own type
 Text = str | None
 Texts = list[str] | None
 File = Path | None
+# What options take that need not be given; the last of each two may be given again and again.
 Files = list[Path] | None
-"""What options take that need not be given; the last of each two may be given again and again."""
 NodeName = Annotated[str, node_option("--node", "The node, with its namespace, for example /robot1/perf.")]
 AdapterOptions = Annotated[str, typer.Option("--options", help="JSON object, handed to the adapter.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]

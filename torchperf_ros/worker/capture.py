@@ -1,4 +1,4 @@
-"""Captures: what a worker records of itself on demand, a profile or its memory, between frames and beside them."""
+"""Captures: what a worker records of itself on demand, a profile or its memory."""
 
 import contextlib
 import gc
@@ -9,8 +9,9 @@ import time
 import traceback
 import tracemalloc
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import asdict
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,19 @@ import psutil
 import torch
 from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
-from torchperf_ros.api.errors import ProtocolError, TorchperfError
-from torchperf_ros.api.text import markdown_table
-from torchperf_ros.workers.incident_folder import open_incidents
+from torchperf_ros.api.errors import TorchperfError
+from torchperf_ros.workers.control import (
+    COMMANDS,
+    BeginCapture,
+    CaptureBegan,
+    CaptureDone,
+    CaptureFull,
+    Report,
+    unpack_message,
+)
+from torchperf_ros.workers.incident_folder import EvidenceLimits, open_incidents
 from torchperf_ros.workers.process_setup import set_nice
-from torchperf_ros.workers.protocol import MAX_CONTROL_BYTES, peer_pid, unpack_control
+from torchperf_ros.workers.protocol import MAX_CONTROL_BYTES, peer_pid
 
 _NOT_MARKED = contextlib.nullcontext()
 _RLIMIT_NICE_0 = 20
@@ -36,6 +45,7 @@ _CUDA_ENTRIES = 100_000
 _ROWS = 25
 _MIB = 1 << 20
 _US_PER_MS = 1e3
+_SIZES = ("rss", "pss", "uss", "shared", "swap", "vms")
 _STEPS = (
     "decode",
     "observe",
@@ -58,93 +68,75 @@ def step_into_background() -> Callable[[], None]:
 
 
 class CaptureTaker:
-    """The worker's side of captures.
+    """The worker's side of captures, see `workers/capture.py`.
 
-    Takes the node's commands between frames, records, writes, and answers where.
-
-    Commands: `record` (what, evidence: the parameters of the folder) begins, `finish` ends and writes. The
-    answers: `recording` (error: why not, or ""), `recorded` (there is enough) and `evidence` (what, path,
-    summary, error). The node gives no frames to a worker between a command and its answer.
+    Takes the node's commands between frames, records, writes, and answers where. The node gives no frames
+    to a worker between a command and its answer.
     """
 
     def __init__(
-        self, control: socket.socket, say: Callable[..., None], stage: str, device: torch.device
+        self, control: socket.socket, say: Callable[[Report], None], stage: str, device: torch.device
     ) -> None:
         self._control, self._say, self._stage, self._device = control, say, stage, device
         self._recording: ProfileRecording | MemoryRecording | None = None
-        self._what = ""
-        self._evidence: dict[str, Any] = {}
-        self._said_full = False
+        self._profile: ProfileRecording | None = None
+        self._asked = BeginCapture("", EvidenceLimits("", 1))
+        self._is_full = False
 
     def poll(self) -> None:
         """Obey what has come in; never waits. A failure is answered, and the worker serves on."""
-        while True:
-            try:
-                data = self._control.recv(MAX_CONTROL_BYTES, socket.MSG_DONTWAIT)
-            except (
-                BlockingIOError,
-                ConnectionError,
-            ):  # nothing; or the node is gone, which ends the worker elsewhere
-                break
-            if not data:
-                break
-            self._obey(unpack_control(data))
-        if self._recording is not None and self._recording.full and not self._said_full:
-            self._said_full = True
-            self._say("recorded", what=self._what)
+        # nothing has come; or the node is gone, which ends the worker elsewhere
+        with contextlib.suppress(BlockingIOError, ConnectionError):
+            while data := self._control.recv(MAX_CONTROL_BYTES, socket.MSG_DONTWAIT):
+                command = unpack_message(data, *COMMANDS)
+                come_forward = step_into_background()  # another worker answers meanwhile
+                if isinstance(command, BeginCapture):
+                    self._begin(command)
+                else:
+                    self._end()
+                come_forward()
+        if self._recording is not None and self._recording.full and not self._is_full:
+            self._is_full = True
+            self._say(CaptureFull(self._asked.what))
 
     def mark(self, name: str) -> AbstractContextManager[object]:
         """A context that shows up under this name in what is recorded."""
-        profiles = isinstance(self._recording, ProfileRecording)
-        return torch.profiler.record_function(name) if profiles else _NOT_MARKED
+        return _NOT_MARKED if self._profile is None else torch.profiler.record_function(name)
 
     def frame_done(self) -> None:
-        """A frame was run."""
-        if isinstance(self._recording, ProfileRecording):
-            self._recording.frame_done()
+        if self._profile is not None:
+            self._profile.frame_done()
 
-    def _obey(self, command: dict[str, Any]) -> None:
-        come_forward = step_into_background()  # another worker answers meanwhile
-        if command["kind"] == "record":
-            self._begin(command["what"], command["evidence"])
-        elif command["kind"] == "finish":
-            self._finish()
-        else:
-            raise ProtocolError(f"unknown command {command['kind']!r}")
-        come_forward()
-
-    def _begin(self, what: str, evidence: dict[str, Any]) -> None:
-        made: ProfileRecording | MemoryRecording = (
-            ProfileRecording(self._stage, self._device)
-            if what == "profile"
-            else MemoryRecording(self._device, peer_pid(self._control))
-        )
-        error = ""
+    def _begin(self, asked: BeginCapture) -> None:
+        self._asked, self._is_full, error = asked, False, ""
         try:
-            made.begin()
+            if asked.what == "profile":
+                self._recording = self._profile = ProfileRecording(self._stage, self._device)
+            else:
+                self._recording = MemoryRecording(self._device, peer_pid(self._control))
+            self._recording.begin()
         except Exception:  # a profiler that cannot start must not end a worker that can serve
+            self._recording = self._profile = None
             error = traceback.format_exc()
-        self._what, self._evidence, self._said_full = what, evidence, False
-        self._recording = None if error else made
-        self._say("recording", what=what, error=error)
+        self._say(CaptureBegan(asked.what, error))
 
-    def _finish(self) -> None:
-        recording, self._recording = self._recording, None
-        path = error = ""
-        written: list[str] = []
+    def _end(self) -> None:
+        recording, self._recording, self._profile = self._recording, None, None
+        what, path, summary, error = self._asked.what, "", "", ""
         try:
             if recording is None:
                 raise TorchperfError("nothing was being recorded")
-            name = f"{self._what}-{self._stage}"
+            written: list[str] = []
+            incidents = open_incidents(**asdict(self._asked.evidence))
             path = str(
-                open_incidents(**self._evidence).keep(name, lambda p: written.append(recording.finish(p)))
+                incidents.keep(f"{what}-{self._stage}", lambda part: written.append(recording.finish(part)))
             )
+            summary = written[0]
         except TorchperfError as failed:
             error = str(failed)
         except Exception:  # likewise
             error = traceback.format_exc()
-        summary = "" if error else written[0]
-        self._say("evidence", what=self._what, path=path, summary=summary, error=error)
+        self._say(CaptureDone(what, path, summary, error))
 
 
 class ProfileRecording:
@@ -165,7 +157,7 @@ class ProfileRecording:
         self._frames = 0
 
     def begin(self) -> None:
-        """Load and prepare the profiler, without its remarks on that (they would go to the log as warnings)."""
+        """Load and prepare the profiler, without its remarks, which would go to the log as warnings."""
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         activities = [
             ProfilerActivity.CPU,
@@ -185,7 +177,6 @@ class ProfileRecording:
 
     @property
     def full(self) -> bool:
-        """Whether all frames of the window were run."""
         return self._frames >= _WARM_UP_FRAMES + _PROFILED_FRAMES
 
     def finish(self, folder: Path) -> str:
@@ -223,7 +214,7 @@ def _summary(stage: str, averages: Iterable[Any]) -> str:
 
 
 class MemoryRecording:
-    """What is allocated and kept within 10 s; writes `memory.md`, on CUDA also `cuda_memory.pickle`.
+    """What is allocated and kept within 10 s; writes `memory.txt`, on CUDA also `cuda_memory.pickle`.
 
     The latter is what torch's viewer (docs.pytorch.org/memory_viz) reads, and nothing here ever loads it.
     """
@@ -234,29 +225,23 @@ class MemoryRecording:
         self._window_s = window_s
 
     def begin(self) -> None:
-        """Start tracing (tracemalloc is off before.
-
-        It makes every allocation slower), and count what there is.
-        """
+        """Start tracing, which is off otherwise as it slows down every allocation."""
         if self._cuda:
             # stacks in C++ take minutes to write down, as each address is looked up
             torch.cuda.memory._record_memory_history(max_entries=_CUDA_ENTRIES, stacks="python")
         self._rss_bytes = psutil.Process().memory_info().rss
-        self._objects = _objects_by_type()
         tracemalloc.start(_STACK_DEPTH)
         self._before = tracemalloc.take_snapshot()
         self._began_s = time.monotonic()
 
     @property
     def full(self) -> bool:
-        """Whether the window is over."""
         return time.monotonic() - self._began_s >= self._window_s
 
     def finish(self, folder: Path) -> str:
         """Compare, write, stop tracing; the line gives the length of the window and what grew most."""
         window_s = time.monotonic() - self._began_s
         gc.collect()
-        now = _objects_by_type()
         changes = tracemalloc.take_snapshot().compare_to(self._before, "lineno")
         grown = [change for change in changes if change.size_diff > 0]
         tracemalloc.stop()
@@ -264,89 +249,54 @@ class MemoryRecording:
             torch.cuda.memory._dump_snapshot(str(folder / "cuda_memory.pickle"))
             torch.cuda.memory._record_memory_history(enabled=None)
             (folder / "cuda_memory.txt").write_text(torch.cuda.memory_summary(), encoding="utf-8")
-        rss_bytes = psutil.Process().memory_info().rss
-        summary = f"in {window_s:.1f} s: resident memory {_signed_mib(rss_bytes - self._rss_bytes)}"
+        rss_bytes = psutil.Process().memory_info().rss - self._rss_bytes
+        summary = f"in {window_s:.1f} s: resident memory {rss_bytes / _MIB:+.2f} MiB"
         if grown:
-            summary += (
-                f", Python's allocations most at {grown[0].traceback[0]}"
-                f" ({_signed_mib(grown[0].size_diff)})"
-            )
-        changed = Counter({name: count - self._objects[name] for name, count in now.items()})
+            most = grown[0]
+            place, size = most.traceback[0], most.size_diff / _MIB
+            summary += f", Python's allocations most at {place} ({size:+.2f} MiB)"
         lines = [
-            f"# Memory of a worker\n\npid {os.getpid()}, {summary}.",
-            "What was allocated before the window is not in the first table.",
-            *markdown_table(
-                f"Python's allocations of these {window_s:.1f} s that are still there",
-                ("where", "MiB", "blocks"),
-                [
-                    (str(c.traceback[0]), f"{c.size_diff / _MIB:.3f}", f"{c.count_diff:+d}")
-                    for c in grown[:_ROWS]
-                ],
-            ),
-            *markdown_table("Tensors alive", ("shape", "type", "device", "tensors", "MiB"), _tensors()),
-            *markdown_table(
-                "Objects by type, those that grew most first",
-                ("type", "objects", "in the window"),
-                [(name, str(now[name]), f"{change:+d}") for name, change in changed.most_common(_ROWS)],
-            ),
-            *_process_tables("This process", os.getpid()),
-            *_process_tables("The node", self._node_pid),
-            "",
+            f"Memory of a worker, pid {os.getpid()}: {summary}",
+            f"\nPython's allocations of these {window_s:.1f} s that are still there:",
+            *map(str, grown[:_ROWS]),
+            "\nTensors alive, MiB, count, shape, type, device:",
+            *_tensors(),
+            *_process_lines("This process", os.getpid()),
+            *_process_lines("The node", self._node_pid),
         ]
-        (folder / "memory.md").write_text("\n".join(lines), encoding="utf-8")
+        (folder / "memory.txt").write_text("\n".join([*lines, ""]), encoding="utf-8")
         return summary
 
 
-def _objects_by_type() -> Counter[str]:
-    """How many objects there are that the collector knows, by type."""
-    found: Counter[str] = Counter()
-    for kind, count in Counter(map(type, gc.get_objects())).items():
-        found[f"{kind.__module__}.{kind.__qualname__}"] += count
-    return found
-
-
-def _tensors() -> list[tuple[str, ...]]:
+def _tensors() -> Iterator[str]:
     """Tensors by shape, type and device, largest sum first; views of one storage count its bytes once."""
-    counts: Counter[tuple[str, str, str]] = Counter()
-    sizes: Counter[tuple[str, str, str]] = Counter()
+    counts: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
     storages = set()
     for each in gc.get_objects():
-        if not issubclass(
-            type(each), torch.Tensor
-        ):  # isinstance would ask objects that answer by computing something
+        # `isinstance` would ask objects that answer by computing something
+        if not issubclass(type(each), torch.Tensor):
             continue
-        key = (str(list(each.shape)), str(each.dtype).removeprefix("torch."), str(each.device))
+        key = f"{list(each.shape)} {str(each.dtype).removeprefix('torch.')} {each.device}"
         counts[key] += 1
         storage = each.untyped_storage()
         if storage.device.type != "meta":  # a compiler's fake tensor stands for one, and has no memory
             sizes[key] += 0 if storage.data_ptr() in storages else storage.nbytes()
             storages.add(storage.data_ptr())
-    return [(*key, str(counts[key]), f"{size / _MIB:.3f}") for key, size in sizes.most_common(_ROWS)]
+    return (f"{size / _MIB:12.3f} {counts[key]:6d}  {key}" for key, size in sizes.most_common(_ROWS))
 
 
-def _process_tables(title: str, pid: int) -> list[str]:
+def _process_lines(title: str, pid: int) -> Iterator[str]:
     """What the kernel says of a process; a line that says why where it may not be read."""
     try:
         process = psutil.Process(pid)
         full = process.memory_full_info()
         maps = sorted(process.memory_maps(grouped=True), key=lambda each: -int(each.rss))
     except psutil.Error as error:
-        return ["", f"## {title}", "", f"pid {pid} cannot be read: {error}"]
-    whole = [
-        (name, f"{getattr(full, name) / _MIB:.1f}")
-        for name in ("rss", "pss", "uss", "shared", "swap", "vms")
-    ]
-    rows = [
-        (each.path, *(f"{size / _MIB:.1f}" for size in (each.rss, each.pss, each.private_dirty)))
-        for each in maps
-    ]
-    return [
-        *markdown_table(f"{title}, pid {pid}", ("", "MiB"), whole),
-        *markdown_table(
-            "Its largest mappings", ("what", "rss MiB", "pss MiB", "private dirty MiB"), rows[:_ROWS]
-        ),
-    ]
-
-
-def _signed_mib(size_bytes: int) -> str:
-    return f"{size_bytes / _MIB:+.2f} MiB"
+        yield f"\n{title}, pid {pid}, cannot be read: {error}"
+        return
+    sizes = ", ".join(f"{name} {getattr(full, name) / _MIB:.1f}" for name in _SIZES)
+    yield f"\n{title}, pid {pid}, MiB: {sizes}; its largest mappings, rss, pss, private dirty:"
+    for each in maps[:_ROWS]:
+        rss, pss, dirty = each.rss / _MIB, each.pss / _MIB, each.private_dirty / _MIB
+        yield f"{rss:10.1f} {pss:10.1f} {dirty:10.1f}  {each.path}"

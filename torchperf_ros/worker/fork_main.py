@@ -47,7 +47,7 @@ def main() -> int:
     node.set_inheritable(False)
     gc.disable()  # what is imported stays: the collector would look through it again and again
     importlib.import_module(
-        "torchperf_ros.worker.session"
+        "torchperf_ros.worker.preparation"
     )  # imports torch, which takes seconds; not before the
     # priority is right: what starts threads at its import, as numpy does, gives them the one of this moment
     for module in ("numpy.ma", "numpy.random"):  # percentiles import the one, each worker seeds the other
@@ -74,7 +74,6 @@ class _Forks:
         self._poll = select.poll()
 
     def serve(self) -> int:
-        """Returns the exit status."""
         self._poll.register(self._node, select.POLLIN)
         while True:
             for descriptor, _ in self._poll.poll(_REAP_AGAIN_MS if self._unreaped else None):
@@ -174,7 +173,7 @@ class _Forks:
         False: it cannot be reaped yet.
         """
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(pid, signal.SIGKILL)  # until it is reaped, nobody else has its number
+            os.killpg(pid, signal.SIGKILL)  # until it is reaped, no other process has its number
         try:
             reaped, status = os.waitpid(pid, os.WNOHANG)
         except ChildProcessError:  # the adapter's module has the kernel reap every child
@@ -191,7 +190,7 @@ def _become(request: dict[str, object], passed: list[int], parent: int) -> None:
     """Be what was asked for, in a new process; never returns."""
     code = _FAILED
     try:
-        # a group of its own: a signal to it reaches nobody else, and the kernel shares out time by groups
+        # a group of its own: a signal to it reaches no other process, and the kernel shares out time by group
         os.setsid()
         die_with_parent(parent)
         if request["kind"] == "server":
@@ -233,7 +232,7 @@ def _be_stage_server(node: socket.socket, module: str) -> int:
 
 
 def _be_worker(passed: list[int], folder: str) -> int:
-    from torchperf_ros.worker import session
+    from torchperf_ros.worker import preparation
 
     *sockets, prints = passed
     os.dup2(prints, 1)
@@ -245,7 +244,7 @@ def _be_worker(passed: list[int], folder: str) -> int:
     importlib.import_module("numpy").random.seed()  # its parent's state would be every worker's
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE, encoding="ascii")
-    return session.main(*sockets)
+    return preparation.main(*sockets)
 
 
 def _settle_memory() -> None:

@@ -1,10 +1,7 @@
-"""From a model's outputs to the bytes of the message that answers a frame, and what can be wrong on that way."""
+"""From a model's outputs to the bytes of the message that answers a frame, and what can be wrong."""
 
 import math
-import sys
-import traceback
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -13,6 +10,7 @@ from torchperf_ros.api.adapter import Adapter, Received
 from torchperf_ros.api.errors import AdapterError
 from torchperf_ros.api.messages import encode
 from torchperf_ros.engines.outputs import described
+from torchperf_ros.worker.reports import place_of
 from torchperf_ros.worker.tier import InvalidOutput
 
 _BYTES_PER_PIXEL: Final = {
@@ -53,7 +51,7 @@ def output_message(
         PostprocessError: it raised what comes of taking the outputs for something else; or it gave no such
             message.
         InvalidOutput: the message contradicts itself.
-        Exception: whatever else it raises.
+        Exception: what else it raises.
     """
     try:
         message = adapter.postprocess(outputs, messages)
@@ -67,7 +65,7 @@ def output_message(
         raise PostprocessError(f"postprocess gave None; it has to give a {kind}")
     try:
         data = encode(message, kind)
-    except Exception as error:  # whatever wrong fields lead the encoder to
+    except Exception as error:  # wrong fields may lead the encoder to any
         said = f"{described(message)}, which cannot be encoded as {kind} ({type(error).__name__}: {error})"
         hint = "lists of numbers have to be numpy arrays of one dimension, of the field's type"
         raise PostprocessError(f"postprocess gave {said}; {hint}") from error
@@ -76,7 +74,7 @@ def output_message(
     return data
 
 
-def check_inputs(given: Any) -> None:  # noqa: ANN401 - whatever a user's method gives
+def check_inputs(given: Any) -> None:  # noqa: ANN401 - what a user's method gives
     """Pass a tuple of tensors.
 
     Raises:
@@ -89,15 +87,6 @@ def check_inputs(given: Any) -> None:  # noqa: ANN401 - whatever a user's method
         )
     if not isinstance(given, (tuple, list)) or not all(isinstance(each, torch.Tensor) for each in given):
         raise AdapterError(f"preprocess gave {described(given)}; it has to give a tuple of tensors")
-
-
-def place_of(error: BaseException, adapter: Adapter) -> str:
-    """The last line in the adapter's own file that an error came through; empty if none."""
-    own = getattr(sys.modules.get(type(adapter).__module__), "__file__", None)
-    lines = [
-        line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == own
-    ]
-    return f" ({Path(own).name}:{lines[-1]})" if own and lines else ""
 
 
 # a message of rosbags, whose arrays are numpy's
@@ -134,5 +123,5 @@ def contradiction(message: Any, kind: str) -> str:  # noqa: ANN401
         found, sizes = len(message.data), [dim.size for dim in message.layout.dim]
         said = message.layout.data_offset + math.prod(sizes)
         labelled = set(sizes) == {1}  # one entry for each label, as in this package
-        why = "" if labelled or found >= said else f"data has {found} values; its dimensions say {said}"
+        why = "" if labelled or found >= said else f"data has {found} values; its dimensions make {said}"
     return why

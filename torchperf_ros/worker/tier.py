@@ -7,7 +7,7 @@ import cmath
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -21,6 +21,7 @@ from torchperf_ros.engines.engine import Runner
 from torchperf_ros.engines.outputs import drawn, hidden_in, holds_lazy, leaves_in, numbers_of, tensors_in
 from torchperf_ros.engines.shape_runner import ShapeRunner
 from torchperf_ros.workers.calibration import Calibration
+from torchperf_ros.workers.control import TierFacts
 
 _WARM_UP_RUNS = 3
 _CALIBRATION_RUNS = 20
@@ -28,7 +29,7 @@ _CALIBRATION_SECONDS = 1.5
 _FEWEST_RUNS = 5
 _EAGER_RUNS = 3  # the longest counts: it decides whether eager may stand in
 _DEMOTE_AFTER = 3
-# a GPU shares its time out evenly, whatever the priority of a process: a quarter is left to this one
+# a GPU shares its time out evenly, without regard to priorities: a quarter is left to this one
 _RESTS = 3.0
 _RECOMPILE = "recompile"
 _END: Final = object()
@@ -47,11 +48,10 @@ class OutputCheck:
     A size may differ where the adapter declares dynamic dimensions: then only rank and type are compared.
 
     Attributes:
-        unchecked: what of the outputs cannot be looked into, and is published as it comes; "" where
+        unchecked: which outputs cannot be looked into, and are published as they come; "" where
             everything can be.
     """
 
-    # whatever a model returns
     def __init__(self, example: Any, *, fixed_sizes: bool) -> None:  # noqa: ANN401
         self._fixed_sizes = fixed_sizes
         tensors = list(tensors_in(example))
@@ -96,14 +96,12 @@ class OutputCheck:
             self._check_plain(outputs)
 
     def _check_plain(self, outputs: Any) -> None:  # noqa: ANN401
-        """Likewise, of numbers that are no tensors."""
         for leaf in leaves_in(outputs):
             if isinstance(leaf, _PLAIN_NUMBERS) and not cmath.isfinite(leaf):
                 raise InvalidOutput(f"an output that is a plain number is {leaf}")
 
 
 def _words(signature: Sequence[tuple[object, ...]]) -> str:
-    """A signature for people: `float32 (1, 4), int64 (1,)`."""
     return (
         ", ".join(f"{str(kind).removeprefix('torch.')} {_sizes(sizes)}" for kind, sizes in signature)
         or "none"
@@ -120,44 +118,6 @@ def _is_dense(tensor: torch.Tensor) -> bool:
         return False
     is_float8 = tensor.is_floating_point() and tensor.element_size() == 1
     return not (is_float8 or tensor.is_complex() or tensor.is_quantized)
-
-
-@dataclass
-class TierFacts:
-    """What `/diagnostics` shows of a tier's engine.
-
-    Attributes:
-        engine: what runs it now; `why` that is not the engine that was asked for.
-        choice: how engine auto has come to it, in words; "" for other engines.
-        graphs, breaks, cache_hits, package, parts: see `Runner`.
-        recompiles: calls that would have compiled again, answered in eager instead; `guards` has why.
-        engine_errors: calls in which the engine raised.
-        eager_answers: frames that eager answered in place of the engine.
-        shapes: policy for sizes that is in force.
-        hits, misses, waste: see `ShapeRunner`.
-        model: hash of weights and code, if it was asked for at the start; "" otherwise.
-        load_s: how long it took to make it ready, compiling included.
-    """
-
-    name: str
-    engine: str
-    why: str = ""
-    choice: str = ""
-    graphs: int = 0
-    breaks: int = 0
-    cache_hits: int = 0
-    package: str = ""
-    parts: str = ""
-    recompiles: int = 0
-    engine_errors: int = 0
-    eager_answers: int = 0
-    guards: str = ""
-    shapes: str = ""
-    hits: int = 0
-    misses: int = 0
-    waste: float = 0.0
-    model: str = ""
-    load_s: float = 0.0
 
 
 class Tier:
@@ -199,19 +159,16 @@ class Tier:
         self._steps = steps
         self._eager_ms = 0.0
         self._errors_in_a_row = 0
-        # whether outputs hold generators, which run when somebody asks for their numbers
+        # whether outputs hold generators, which run when their numbers are asked for
         self._is_lazy = False
 
-    def report(self) -> dict[str, Any]:
-        """The facts as they are now, for JSON."""
-        if self._shapes is not None:
-            shown = {"shapes": self._shapes.policy}
-            return (
-                asdict(self.facts)
-                | shown
-                | {key: getattr(self._shapes, key) for key in ("hits", "misses", "waste")}
-            )
-        return asdict(self.facts)
+    def report(self) -> TierFacts:
+        shapes = self._shapes
+        if shapes is None:
+            return self.facts
+        return replace(
+            self.facts, shapes=shapes.policy, hits=shapes.hits, misses=shapes.misses, waste=shapes.waste
+        )
 
     def run(self, inputs: Inputs, leave_ns: int = 0) -> tuple[Any, int]:
         """Outputs and inference time in ns, copies to the device included.

@@ -6,10 +6,9 @@ By the engine that was asked for if it is there and right, else by eager.
 import functools
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -34,11 +33,12 @@ from torchperf_ros.engines.package_engine import EngineUnavailable
 from torchperf_ros.engines.parity import Parity, ParityError, check_engine, depends_on_state, random_inputs
 from torchperf_ros.engines.shape_runner import ShapeRunner
 from torchperf_ros.settings.build_options import AUTO, PACKAGE_SUFFIXES, BuildOptions
-from torchperf_ros.settings.shape_options import ShapeOptions
-from torchperf_ros.worker.tier import InvalidOutput, OutputCheck, Tier, TierFacts
+from torchperf_ros.worker.tier import InvalidOutput, OutputCheck, Tier
+from torchperf_ros.workers.control import TierFacts
 from torchperf_ros.workers.engine_choice import EAGER
 from torchperf_ros.workers.package_cache import open_cache
 from torchperf_ros.workers.package_manifest import Identity, PackageError, check_package
+from torchperf_ros.workers.worker_setup import WorkerSetup
 
 _NOT_YET = "not compiled yet"
 _PROBE = 77  # the seed of inputs that no check draws
@@ -52,9 +52,8 @@ class TierLoader:
     """
 
     def __init__(
-        self, adapter: Adapter, setup: Mapping[str, Any], device: Device, say: Callable[[str], None]
+        self, adapter: Adapter, setup: WorkerSetup, device: Device, say: Callable[[str], None]
     ) -> None:
-        """Take the worker's setup; `say` takes lines for log and `/perf/anomaly`."""
         self.missing: list[str] = []
         self._adapter = adapter
         self._dims = adapter.dynamic_dims()
@@ -62,7 +61,7 @@ class TierLoader:
         self._device = device
         self._on = device.device
         self._say = say
-        self._cache = open_cache(setup.get("cache_dir", ""), setup.get("cache_mib", 1024))
+        self._cache = open_cache(setup.cache_dir, setup.cache_mib)
         self._models: dict[str, tuple[torch.nn.Module, KeptState]] = {}
 
     def load(self, number: int) -> Tier:
@@ -72,9 +71,9 @@ class TierLoader:
             AdapterError: the adapter's model or inputs cannot be used.
         """
         started_s = time.monotonic()
-        name, package = self._setup["tiers"][number], self._setup["packages"][number]
-        options = BuildOptions(**self._setup["build"][number])
-        if self._setup.get("without_graphs"):  # a worker before this one has ended as its capture failed
+        setup = self._setup
+        name, package, options = setup.tiers[number], setup.packages[number], setup.build[number]
+        if setup.without_graphs:  # a worker before this one has ended as its capture failed
             options = options.without_graphs()
         example = self._device.to_device(self._adapter.example_inputs(name))
         if self._adapter.anytime and package:
@@ -84,31 +83,27 @@ class TierLoader:
             with torch.inference_mode(mode=False):
                 runner = load_ready_package(
                     Path(package),
-                    self._setup["package_dirs"],
+                    setup.package_dirs,
                     self._on,
                     example,
                     varying_dims(options, self._dims),
                 )
                 runner = finished(runner, replace(options, engine="aoti"), example, self._on)
             hashes = runner.model
-            tier = self._with_package(
-                name, runner, options, example, strict=self._setup.get("swapped") == number
-            )
+            tier = self._with_package(name, runner, options, example, strict=setup.swapped == number)
         else:
             model = self._model(name)
-            if self._setup.get(
-                "identify"
-            ):  # what a replay's outputs depend on, `preprocess` and `postprocess` too
+            if setup.identify:  # what a replay's outputs depend on, `preprocess` and `postprocess` too
                 hashes = weights_hash(model), code_hash(model), files_hash(type(self._adapter))
             tier = self._with_engine(name, self._built(name, model, example), options)
-        if hashes and self._setup.get("identify"):
+        if hashes and setup.identify:
             tier.facts.model = hashlib.sha256("".join(hashes).encode()).hexdigest()
         tier.facts.load_s = time.monotonic() - started_s
         self.forget_runs(name, example)  # another tier may share modules with it
         return tier
 
     def forget_runs(self, name: str, example: Inputs) -> None:
-        """Bring a tier's model back to the state that its build gave it, where its answers depend on earlier calls."""
+        """Bring a model whose answers depend on earlier calls back to the state that its build gave it."""
         model, kept = self._models.get(name, (None, None))
         if model is None or kept is None or not kept.has_changed:
             return
@@ -121,7 +116,6 @@ class TierLoader:
             kept.restore()
 
     def _model(self, name: str) -> torch.nn.Module:
-        """What the adapter builds, on the device."""
         model = build_model(self._adapter, name).to(self._on)
         self._models[name] = model, KeptState(model)
         return model
@@ -238,12 +232,12 @@ class TierLoader:
         example: Inputs,
         parity: Parity | None,
     ) -> ShapeRunner | None:
-        """What runs inputs of other sizes than the engine's; None where eager takes whatever comes.
+        """What runs inputs of other sizes than the engine's; None where eager takes inputs of any size.
 
         Raises:
             ParityError: not even the example's results are eager's.
         """
-        shapes = ShapeOptions.from_dict(self._setup.get("shapes", {}))
+        shapes = self._setup.shapes
         if runner.call is eager and shapes.policy != "bucket":
             return None
         fitted = ShapeRunner(
@@ -266,7 +260,6 @@ class TierLoader:
     def _chosen(
         self, tier: BuiltTier, options: BuildOptions, facts: TierFacts
     ) -> tuple[BuildOptions, Identity]:
-        """The options with the engine that was chosen on this machine earlier, else as they are, and its identity."""
         engines, identity = choice_of(replace(tier, dims=varying_dims(options, self._dims)), options)
         self._cache.check_private()
         choice = self._cache.choice(identity)
@@ -282,7 +275,7 @@ class TierLoader:
         self, name: str, tier: BuiltTier, options: BuildOptions, identity: Identity | None
     ) -> Runner | None:
         """The engine, unchecked; None where it has to be compiled first."""
-        if options.engine == "eager" or (options.engine == "compile" and self._setup.get("compile", True)):
+        if options.engine == "eager" or (options.engine == "compile" and self._setup.compile):
             return make_runner(tier, options)
         if engine := ENGINES.get(options.engine):
             tier = replace(tier, dims=varying_dims(options, self._dims))
@@ -310,7 +303,6 @@ class TierLoader:
         return None
 
     def _remove(self, package: Path) -> None:
-        """Remove a package from the cache, if that is ours."""
         try:
             self._cache.remove(package)
         except ConfigError as error:

@@ -16,24 +16,20 @@ class SortedWindow:
     """
 
     def __init__(self, size: int) -> None:
-        """Keep `size` >= 1 samples."""
         self._arrived: deque[float] = deque()
         self._ordered: list[float] = []
         self._size = size
 
     def add(self, value: float) -> None:
-        """Add one sample."""
         if len(self._arrived) == self._size:
             del self._ordered[bisect.bisect_left(self._ordered, self._arrived.popleft())]
         self._arrived.append(value)
         bisect.insort(self._ordered, value)
 
     def __len__(self) -> int:
-        """Number of samples held."""
         return len(self._ordered)
 
     def clear(self) -> None:
-        """Forget every sample."""
         self._arrived.clear()
         self._ordered.clear()
 

@@ -8,10 +8,19 @@ meanwhile.
 import contextlib
 import enum
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from torchperf_ros.api.clock import NS_PER_S
 from torchperf_ros.api.errors import ConfigError
+from torchperf_ros.workers.control import (
+    BeginCapture,
+    CaptureBegan,
+    CaptureDone,
+    CaptureFull,
+    Command,
+    EndCapture,
+    Report,
+)
+from torchperf_ros.workers.incident_folder import EvidenceLimits
 from torchperf_ros.workers.process_setup import set_nice
 from torchperf_ros.workers.worker_process import WorkerProcess
 
@@ -39,7 +48,7 @@ class Capture:
     """One at a time per stage. `ask` may be called on any thread, the rest on the pool's."""
 
     def __init__(
-        self, stage: str, evidence: dict[str, Any] | None, log: Callable[[str, str], None]
+        self, stage: str, evidence: EvidenceLimits | None, log: Callable[[str, str], None]
     ) -> None:
         """Take the parameters of the evidence folder, None if there is none."""
         # how the last one ended: a path and what it shows, or why there is none; "" before the first
@@ -48,14 +57,13 @@ class Capture:
         self._wanted = self._what = ""
         self._worker: WorkerProcess | None = None
         self._phase = _Phase.CLEARING
-        self._command = ""  # the one that is being sent, or was last
+        self._ends = False  # whether the worker is to end it, or has, rather than to begin it
         self._since_ns = 0
 
     @property
     def state(self) -> str:
         """What is being done, for `/diagnostics`; "" if nothing is."""
-        worker = self._worker
-        return self._wanted if worker is None else worker.away or worker.recording
+        return (self._worker.capturing if self._worker is not None else "") or self._wanted
 
     @property
     def busy_with(self) -> WorkerProcess | None:
@@ -114,77 +122,79 @@ class Capture:
             if self._wanted and (ready := _ready(workers)):
                 self._worker = max(ready, key=lambda each: each.busy_since_ns)  # the one that serves
                 self._what = self._wanted
-                self._clear_for("record", now_ns)
+                if not self._clear(now_ns, ends=False):
+                    self._worker = None
         elif worker not in workers or not worker.usable:
             self._end(f"the worker is gone: {worker.kill_reason or 'it died, or was replaced'}")
         else:
             if self._phase is _Phase.ASKED and not _ready(workers):
                 with contextlib.suppress(PermissionError):  # it gives way to the other one, which is gone
-                    set_nice(worker.pid, worker.nice)
+                    set_nice(worker.pid, worker.setup.nice)
             self._advance(worker, now_ns)
 
     def _advance(self, worker: WorkerProcess, now_ns: int) -> None:
         waited_ns = now_ns - self._since_ns
-        if (
-            self._phase is _Phase.CLEARING
-            and worker.seq is None
-            and worker.caught_up
-            and waited_ns >= _SETTLE_NS
-        ):
-            fields = {"what": self._what, "evidence": self._evidence} if self._command == "record" else {}
-            if worker.command(self._command, **fields):
+        if self._phase is _Phase.CLEARING:
+            is_free = worker.seq is None and worker.backlog.is_empty and waited_ns >= _SETTLE_NS
+            if is_free and worker.command(self._command()):
                 self._enter(_Phase.ASKED, now_ns)
-        elif self._phase is _Phase.RETURNING and worker.caught_up:
-            if self._command == "record":
-                self._enter(_Phase.RECORDING, now_ns)
-            else:
+        elif self._phase is _Phase.RETURNING:
+            if worker.backlog.is_empty and self._ends:
                 self._end("")
-        elif self._phase is _Phase.RECORDING and waited_ns > _LONGEST_WINDOW_NS:  # too few frames came
-            self._clear_for("finish", now_ns)
-        elif self._phase is _Phase.ASKED and waited_ns > _LONGEST_PAUSE_NS:
-            worker.kill(f"{self._what}: no answer to {self._command!r} after {waited_ns / NS_PER_S:.0f} s")
+            elif worker.backlog.is_empty:
+                self._enter(_Phase.RECORDING, now_ns)
+        elif self._phase is _Phase.RECORDING:
+            if waited_ns > _LONGEST_WINDOW_NS:  # too few frames came
+                self._clear(now_ns, ends=True)
+        elif waited_ns > _LONGEST_PAUSE_NS:
+            missing = "written" if self._ends else "begun"
+            worker.kill(f"{self._what}: not {missing} after {waited_ns / NS_PER_S:.0f} s")
 
-    def take(self, worker: WorkerProcess, message: dict[str, Any], now_ns: int) -> None:
-        """Take what the worker says of it."""
+    def _command(self) -> Command:
+        if self._ends or self._evidence is None:
+            return EndCapture()
+        return BeginCapture(self._what, self._evidence)
+
+    def take(self, worker: WorkerProcess, report: Report, now_ns: int) -> None:
         if worker is not self._worker:
             return  # it was given up meanwhile; what it wrote is there all the same
-        if message["kind"] == "recorded":
-            self._clear_for("finish", now_ns)
-            return
-        if message["error"]:
-            self._command = "finish"  # there is nothing to record
-            self.last = f"{self._what}: {message['error'].strip().splitlines()[-1]}"
-            self._log("warn", f"{self._stage}: {self._what} failed: {message['error']}")
-        elif message["kind"] == "evidence":
-            self.last = f"{message['path']}: {message['summary']}"
-            self._log("info", f"{self._stage}: {self._what} in {self.last}")
-        worker.has_not_waited(now_ns)  # what it was given to observe meanwhile has
+        match report:
+            case CaptureFull():
+                self._clear(now_ns, ends=True)
+                return
+            case CaptureBegan(error=error) | CaptureDone(error=error) if error:
+                self._ends = True  # there is nothing to record
+                self.last = f"{self._what}: {error.strip().splitlines()[-1]}"
+                self._log("warn", f"{self._stage}: {self._what} failed: {error}")
+            case CaptureDone(path=path, summary=summary):
+                self.last = f"{path}: {summary}"
+                self._log("info", f"{self._stage}: {self._what} in {self.last}")
+        worker.backlog.wait_from(now_ns)  # what it was given to observe meanwhile has
         self._enter(_Phase.RETURNING, now_ns)
 
     def give_up(self, problem: str) -> None:
-        """End it, if there is one, whatever it was doing."""
         if self._worker is not None:
             self._end(problem)
         self._wanted = ""
 
-    def _clear_for(self, command: str, now_ns: int) -> None:
-        """Give the worker no more frames, as it is to do something else."""
-        self._command = command
-        self._enter(_Phase.CLEARING, now_ns)
+    def _clear(self, now_ns: int, *, ends: bool) -> bool:
+        """Give the worker no more frames, as it is to do something else; False: not now."""
+        self._ends = ends
+        return self._enter(_Phase.CLEARING, now_ns)
 
-    def _enter(self, phase: _Phase, now_ns: int) -> None:
-        """Go on; the worker takes frames only while it records."""
+    def _enter(self, phase: _Phase, now_ns: int) -> bool:
+        """Go on; the worker takes frames only while it records. False: it has just ended, or is held."""
         assert self._worker is not None
-        self._phase, self._since_ns = phase, now_ns
         words = f"{self._what}: {phase.value}"
-        recording = phase is _Phase.RECORDING
-        self._worker.recording, self._worker.away = (words, "") if recording else ("", words)
+        can = self._worker.capture(words, serves=phase is _Phase.RECORDING)
+        if can:
+            self._phase, self._since_ns = phase, now_ns
+        return can
 
     def _end(self, problem: str) -> None:
-        """Nothing more to do with the worker, which takes frames as before."""
         assert self._worker is not None
         if problem:
             self.last = f"{self._what}: {problem}"
             self._log("warn", f"{self._stage}: {self.last}")
-        self._worker.recording = self._worker.away = ""
+        self._worker.capture("", serves=True)
         self._worker, self._wanted = None, ""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from torchperf_ros.api.errors import ProtocolError, how_it_ended
+from torchperf_ros.workers.worker_setup import WorkerSetup
 
 _TAIL = 4_000
 _END_S = 10.0
@@ -87,7 +88,7 @@ class CompileProcess:
         except ValueError:
             messages = [None]
         if not all(isinstance(message, dict) for message in messages):
-            raise ProtocolError(f"the {self._name} process said {lines!r}: not JSON objects")
+            raise ProtocolError(f"the {self._name} process wrote {lines!r}: not JSON objects")
         return messages
 
     def messages(self, timeout_s: float = math.inf) -> Iterator[dict[str, Any]]:
@@ -100,7 +101,7 @@ class CompileProcess:
             select.select([self.news], [], [], min(_POLL_S, left_s))
 
     def _take_output(self) -> None:
-        """Take what was printed, so that nobody waits for room to print more; the end of it is kept."""
+        """Take what was printed, so that the process never waits for room; the end of it is kept."""
         with contextlib.suppress(BlockingIOError):
             while data := os.read(self._output_fd, 65_536):
                 self._printed = (self._printed + data)[-_TAIL:]
@@ -151,19 +152,20 @@ class CompileProcess:
 class PackageBuilder:
     """Compiles one stage's missing packages, once, on the pool's thread: only `close` waits.
 
-    `progress` is for `/diagnostics`, for example `compiling 2 of 3`.
+    `progress` is for `/diagnostics`, for example `compiling 2 of 3`. `process` is the one that compiles now,
+    `killed` those that have not ended yet.
     """
 
     def __init__(
-        self, setup: dict[str, Any], built: Callable[[str], None], warn: Callable[[str], None]
+        self, setup: WorkerSetup, built: Callable[[str], None], warn: Callable[[str], None]
     ) -> None:
         self.progress = ""
         self._setup = setup
         self._built = built
         self._warn = warn
         self._tried: set[str] = set()
-        self._process: CompileProcess | None = None
-        self._killed: list[CompileProcess] = []
+        self.process: CompileProcess | None = None
+        self.killed: list[CompileProcess] = []
         self._silent_since_s: float | None = None
         self._held = False
         self._count = 0
@@ -172,28 +174,31 @@ class PackageBuilder:
     @property
     def news(self) -> int | None:
         """Descriptor to wait for, None while nothing is compiled, or nothing more will come."""
-        return None if self._process is None or self._silent_since_s is not None else self._process.news
+        return None if self.process is None or self._silent_since_s is not None else self.process.news
 
     def want(self, tiers: Iterable[str]) -> None:
         """Compile these tiers, unless that was tried before or something is being compiled."""
         wanted = [tier for tier in tiers if tier not in self._tried]
-        if not wanted or self._process is not None or not self._setup.get("compile_missing", True):
+        if not wanted or self.process is not None or not self._setup.compile_missing:
             return
-        numbers = [self._setup["tiers"].index(tier) for tier in wanted]
+        setup = self._setup
+        numbers = [setup.tiers.index(tier) for tier in wanted]
         job = {
-            **{
-                key: self._setup[key]
-                for key in ("adapter", "options", "device", "threads", "cache_dir", "cache_mib")
-            },
+            "adapter": setup.adapter,
+            "options": setup.options,
+            "device": setup.device,
+            "threads": setup.threads,
+            "cache_dir": setup.cache_dir,
+            "cache_mib": setup.cache_mib,
             "tiers": wanted,
-            "build": [self._setup["build"][number] for number in numbers],
-            "packages": [self._setup["packages"][number] for number in numbers],
+            "build": [setup.build[number].as_dict() for number in numbers],
+            "packages": [setup.packages[number] for number in numbers],
         }
         self._tried |= set(wanted)
         self._count = len(wanted)
         self.progress = f"compiling 1 of {self._count}"
         try:
-            self._process = CompileProcess(job, background=True)
+            self.process = CompileProcess(job, background=True)
             self._held = self._has_warned = False
         except OSError as error:
             self.progress = ""
@@ -204,17 +209,17 @@ class PackageBuilder:
 
         Its replacement needs the processor more.
         """
-        if self._process is not None and held != self._held:
-            self._process.hold(held)
+        if self.process is not None and held != self._held:
+            self.process.hold(held)
             self._held = held
 
     def listen(self) -> None:
         """Take in the messages of the process; clean up when it has ended."""
         self._reap()
-        if self._process is None:
+        if self.process is None:
             return
         try:
-            messages = self._process.listen()
+            messages = self.process.listen()
         except ProtocolError as error:
             self._warn(str(error))
             self.stop()
@@ -222,9 +227,9 @@ class PackageBuilder:
         if messages is None:
             now_s = time.monotonic()
             self._silent_since_s = self._silent_since_s or now_s
-            if not self._process.ended and now_s - self._silent_since_s < _SILENT_S:
+            if not self.process.ended and now_s - self._silent_since_s < _SILENT_S:
                 return  # it is asked again: workers are looked after meanwhile
-            reason = self._process.death_reason(wait=False)
+            reason = self.process.death_reason(wait=False)
             if reason and not self._has_warned:
                 self._warn(reason)
             self.stop()
@@ -239,20 +244,19 @@ class PackageBuilder:
                 self._warn(f"tier {message['tier']} stays in eager: {message['text']}")
 
     def stop(self) -> None:
-        """End what is running."""
         self.progress = ""
-        if self._process is not None:
-            self._process.kill()
-            self._killed.append(self._process)
-            self._process = self._silent_since_s = None
+        if self.process is not None:
+            self.process.kill()
+            self.killed.append(self.process)
+            self.process = self._silent_since_s = None
 
     def _reap(self) -> None:
-        for process in [process for process in self._killed if process.ended]:
-            self._killed.remove(process)
+        for process in [process for process in self.killed if process.ended]:
+            self.killed.remove(process)
             process.close()
 
     def close(self) -> None:
         """End what is running, and wait until it has ended."""
         self.stop()
-        while self._killed:
-            self._killed.pop().close()
+        while self.killed:
+            self.killed.pop().close()

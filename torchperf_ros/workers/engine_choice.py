@@ -52,7 +52,6 @@ class EngineChoice:
         return "; ".join(parts)
 
     def to_json(self) -> str:
-        """As text, for people, too."""
         return json.dumps(asdict(self), indent=2) + "\n"
 
 

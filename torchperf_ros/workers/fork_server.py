@@ -69,7 +69,6 @@ class _Base:
 
     @property
     def lives(self) -> bool:
-        """Whether it has not ended."""
         return self._process.poll() is None
 
 
@@ -79,7 +78,7 @@ def _surroundings() -> tuple[dict[str, str], str]:
 
 
 def _end(node: socket.socket, process: subprocess.Popen[bytes]) -> None:
-    """End a base that nobody needs any more, whatever it is importing."""
+    """End a base that is not needed any more, also in the middle of an import."""
     node.close()
     process.kill()
     with contextlib.suppress(subprocess.TimeoutExpired):  # it waits for a disk, and nothing for it
@@ -99,8 +98,9 @@ class ForkServer:
         ended: whether it is gone, and its workers with it.
         why_bare: why workers import the adapter's module themselves, which takes them longer; "" if they
             need not.
-        failure: why it could not be started; "" if it could, or nobody knows.
+        failure: why it could not be started; "" if it could, or the reason is unknown.
         stuck: whether it has not answered the last request for a worker in time.
+        pid: of its process, 0 before it has reported; `number` of the last request for a worker.
     """
 
     def __init__(self, module: str, why_bare: str = "") -> None:
@@ -112,8 +112,8 @@ class ForkServer:
         self.failure = ""
         self.started_ns = time.monotonic_ns()
         self.why_bare, self._module, self._unfit = why_bare, module, ""
-        self._pid, self._pidfd = 0, -1
-        self._number = 0  # of the last request for a worker
+        self.pid, self._pidfd = 0, -1
+        self.number = 0
         self._forked: tuple[int, int] | None = None  # what came of it: process id and descriptor,
         self._refusal = ""  # or why there is no process
         self._exits: dict[int, int] = {}
@@ -133,12 +133,11 @@ class ForkServer:
     def renewed(self) -> "ForkServer":
         """Another one in the place of one that has ended: without the module if that is what ended it."""
         why = self.why_bare or self._unfit
-        if not why and self._pid and not self.ready and self._base.lives:
+        if not why and self.pid and not self.ready and self._base.lives:
             why = f"a process that imported {self._module} did not come through it"
         return ForkServer("" if why else self._module, why)
 
     def step(self) -> None:
-        """Take in what it says."""
         while not self.ended:
             try:
                 data, descriptors, _, _ = socket.recv_fds(self._socket, MAX_CONTROL_BYTES, 1)
@@ -160,7 +159,7 @@ class ForkServer:
                     self._take(message["number"], message["pid"], descriptors)
                 case "failed":
                     self.failure = message["why"]  # the base's word, where there is no server
-                    if message["number"] == self._number:
+                    if message["number"] == self.number:
                         self._refusal = message["why"]
                 case "exited":
                     self._exits[message["pid"]] = message["code"]
@@ -169,7 +168,7 @@ class ForkServer:
 
     def _hello(self, pid: int, descriptors: list[int]) -> None:
         if descriptors:
-            self._pid, self._pidfd = pid, descriptors[0]
+            self.pid, self._pidfd = pid, descriptors[0]
         else:  # it ends when it finds the socket closed
             self.ended, self.failure = True, _NO_DESCRIPTOR
 
@@ -178,14 +177,14 @@ class ForkServer:
 
         One that is not waited for any more, or cannot be watched, is not to live on.
         """
-        if descriptors and number == self._number:
+        if descriptors and number == self.number:
             self._forked = pid, descriptors[0]
             return
         for descriptor in descriptors:
             os.close(descriptor)
         with contextlib.suppress(OSError):  # it has ended, and the worker with it
             self._socket.send(pack_control("kill", pid=pid))
-        if number == self._number:
+        if number == self.number:
             self._refusal = _NO_DESCRIPTOR
 
     def fork(
@@ -203,23 +202,23 @@ class ForkServer:
             ProtocolError: the server has not, or does not answer, or has ended; those that it has forked
                 live on.
         """
-        self._number, self._forked, self._refusal = self._number + 1, None, ""
-        asked = pack_control("worker", folder=folder, number=self._number)
+        self.number, self._forked, self._refusal = self.number + 1, None, ""
+        asked = pack_control("worker", folder=folder, number=self.number)
         with contextlib.suppress(ConnectionError):  # it has just ended: the wait finds out
             socket.send_fds(self._socket, [asked], list(descriptors))
         self._wait(lambda: self._forked is not None or self._refusal, _FORK_TAKES_AT_MOST_S, meanwhile)
         self.stuck = self._forked is None and not self._refusal
-        self._number += self.stuck  # what comes now comes too late
+        self.number += self.stuck  # what comes now comes too late
         if self._forked is None:
             late = "has ended" if self.ended else f"gave no worker within {_FORK_TAKES_AT_MOST_S:.0f} s"
             why = f"forked none: {self._refusal}" if self._refusal else late
-            raise ProtocolError(f"the fork server (pid {self._pid}) {why}")
+            raise ProtocolError(f"the fork server (pid {self.pid}) {why}")
         return self._forked
 
     def exit_code(self, pid: int) -> int | None:
         """The exit status of a worker that has ended, negative for a signal.
 
-        None if nobody knows it any more.
+        None if that is not known any more.
         """
         self._wait(lambda: pid in self._exits, _EXIT_TELLS_WITHIN_S)
         return self._exits.get(pid)
@@ -227,7 +226,6 @@ class ForkServer:
     def _wait(
         self, condition: Callable[[], object], seconds: float, meanwhile: Callable[[], None] = lambda: None
     ) -> None:
-        """Take in what it says until the condition holds, it has ended, or the time is up."""
         give_up_at = time.monotonic() + seconds
         self.step()
         while not condition() and not self.ended and (left_s := give_up_at - time.monotonic()) > 0:
@@ -236,7 +234,6 @@ class ForkServer:
             self.step()
 
     def close(self) -> None:
-        """End it, and whatever of its workers is left."""
         self.ended = True
         if self._pidfd >= 0:
             with contextlib.suppress(ProcessLookupError):

@@ -47,7 +47,6 @@ def _aligned(length: int) -> int:
 
 
 def record_size(lengths: Sequence[int]) -> int:
-    """Bytes that a record with inputs of these lengths takes."""
     return _RECORD.size + len(lengths) * _INPUT.size + sum(_aligned(length) for length in lengths)
 
 
@@ -119,7 +118,7 @@ class FrameRing:
                 self._map.madvise(_POPULATE_WRITE, at, min(_AT_ONCE, _DATA + end - at))
 
     def slot(self, inputs: int) -> memoryview | None:
-        """Where the first input of the next record can be put before `write` is called with it, so that nobody copies.
+        """Where the first input of the next record can be put before `write` is called with it, to save a copy.
 
         It holds a little more than the longest record so far; None before there was one. It may be left
         unused. The record can have so many `inputs` at most.
@@ -184,7 +183,7 @@ class FrameRing:
         return offset, length
 
     def answered(self, seq: int) -> None:
-        """Tell whoever still runs this frame, or an older one, that its answer has left."""
+        """Let the workers that still run this frame, or an older one, see that its answer has left."""
         self._answered_word[0] = seq + 1
 
     def holds(self, offset: int) -> bool:
@@ -203,7 +202,7 @@ class FrameRing:
         self._view.release()
         with contextlib.suppress(
             BufferError
-        ):  # the bytes of a frame that nobody answered are in a slot still
+        ):  # the bytes of a frame that was not answered are in a slot still
             self._map.close()
         os.close(self.fd)
         os.close(self.reader_fd)
@@ -231,7 +230,6 @@ class FrameReader:
         self._answered_word = self._view[_ANSWERED : _ANSWERED + 8].cast("Q")
 
     def is_answered(self, seq: int) -> bool:
-        """Whether nobody waits for this frame any more."""
         return bool(self._answered_word[0] > seq)
 
     def holds(self, offset: int) -> bool:

@@ -10,6 +10,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -55,7 +56,7 @@ class IncidentFolder:
         self._utc_now = utc_now
 
     def name(self, what: str) -> str:
-        """The name of an incident of now, for who wants to tell it before the incident is complete."""
+        """The name of an incident of now, for use before the incident is complete."""
         return f"{self._utc_now():%Y%m%dT%H%M%S.%f}"[:-3] + f"Z_{_as_name(what)}"
 
     def keep(self, what: str, write: Callable[[Path], None], name: str = "") -> Path:
@@ -63,14 +64,14 @@ class IncidentFolder:
 
         Returns the new one.
 
-        Takes as long as the disk does: for threads and processes that nobody waits for. The folder that
+        Takes as long as the disk does: for threads and processes that no frame waits for. The folder that
         `write` puts files into is not there any more under that name afterwards. `name` is what `name` gave
         before, by default one of now.
 
         Raises:
             IncidentError: the disk is full or not writable, or the incident is larger than everything may
                 be.
-            Exception: whatever `write` raises.
+            Exception: what `write` raises.
         """
         name = name or self.name(what)
         part = self.root / f"{_PART}{os.getpid()}-{time.monotonic_ns()}-{name}"
@@ -110,7 +111,6 @@ class IncidentFolder:
             os.close(folder)
 
     def _give_name(self, part: Path, name: str) -> Path:
-        """Rename the folder; a name that is taken, in the same millisecond, gets a number."""
         for number in range(2, self._max_count + 3):
             kept = self.root / name
             try:
@@ -130,7 +130,7 @@ class IncidentFolder:
         for path in others:
             if count <= self._max_count and total <= self._max_bytes:
                 break
-            leaving = self.root / f"{_PART}{path.name}"  # so that nobody finds half of it
+            leaving = self.root / f"{_PART}{path.name}"  # so that no reader finds half of it
             path.rename(leaving)
             shutil.rmtree(leaving, ignore_errors=True)
             total -= sizes[path]
@@ -166,6 +166,14 @@ class IncidentFolder:
         return removed, size_bytes
 
 
+@dataclass(frozen=True)
+class EvidenceLimits:
+    """The parameters of the folder, by their names."""
+
+    evidence_dir: str
+    evidence_mib: int
+
+
 def open_incidents(evidence_dir: str, evidence_mib: int) -> IncidentFolder:
     """The folder that the parameters of this name describe."""
     root = (
@@ -175,7 +183,6 @@ def open_incidents(evidence_dir: str, evidence_mib: int) -> IncidentFolder:
 
 
 def _as_name(what: str) -> str:
-    """In characters that every file system and shell takes."""
     return re.sub(r"[^a-z0-9_-]+", "-", what.lower()).strip("-")[:_LONGEST_NAME] or "incident"
 
 
@@ -199,7 +206,6 @@ class CaptureRule:
     """Memory that grows asks for a look at it, any other error of a stage for a profile; each seldom."""
 
     def __init__(self) -> None:
-        """Nothing has been asked for yet."""
         self._last_ns: int | None = None
         self._asked_ns: dict[tuple[str, str], int] = {}
 
@@ -227,5 +233,4 @@ class CaptureRule:
         return stage, kind
 
     def taken(self, stage: str, kind: str, now_ns: int) -> None:
-        """What was wanted is being taken."""
         self._asked_ns[stage, kind] = self._last_ns = now_ns

@@ -31,8 +31,8 @@ _FORGOTTEN_S = 90 * 86_400.0
 _CHOICE = ".choice"
 _UNQUOTED = re.compile(r"[\w/.+,:@%=~-]*")
 
+# The environment's name of the folder in which torch's compilers keep what they have compiled.
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
-"""The environment's name of the folder in which torch's compilers keep what they have compiled."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,6 @@ class PackageCache:
             raise ConfigError(f"parameter cache_dir: packages are not taken from {self.folder}: {why}")
 
     def path(self, identity: Identity) -> Path:
-        """Where the package of this identity lies, or would lie."""
         return (
             self.folder
             / f"{identity.key}{PACKAGE_SUFFIXES.get(identity.options.get('engine', ''), '.pt2')}"
@@ -89,7 +88,7 @@ class PackageCache:
 
     def used(self, package: Path) -> None:
         """Note that a package, or a choice, was taken, so that it is removed last."""
-        with contextlib.suppress(OSError):  # somebody else's cache, read-only: its age does not matter
+        with contextlib.suppress(OSError):  # another user's cache, read-only: its age does not matter
             os.utime(package)
 
     @contextlib.contextmanager
@@ -100,7 +99,7 @@ class PackageCache:
         """
         try:
             make_private(self.folder)
-            # one for all keys that begin alike: they are few, and nobody has to remove one that another
+            # one for all keys that begin alike: they are few, and no process removes one that another
             # waits for
             lock = (self.folder / f"{what}-{identity.key[:2]}.lock").open("w", encoding="utf-8")
         except OSError as error:
@@ -140,7 +139,7 @@ class PackageCache:
     def remove_abandoned(self) -> int:
         """Remove what interrupted builds left half-written; returns the bytes that this freed.
 
-        Who writes such a file holds the lock of its key, see `building`; a choice is written within a
+        The process that writes such a file holds the lock of its key, see `building`; a choice is written within a
         moment.
         """
         freed = 0
@@ -161,7 +160,7 @@ class PackageCache:
         return freed
 
     def remove(self, package: Path) -> None:
-        """Remove one package, the manifest first, so that nobody takes half of it for whole.
+        """Remove one package, the manifest first, so that no process takes half of it for whole.
 
         Or raise `ConfigError`.
         """
@@ -207,7 +206,7 @@ def find_package(package: Path, folders: Iterable[str] | None) -> Path:
 
     It runs as native code.
 
-    It has to lie in or below one of the `folders` (None: anywhere), where nobody but the user and root can
+    It has to lie in or below one of the `folders` (None: anywhere), where only the user and root can
     put another file in its place.
 
     Raises:
@@ -276,7 +275,7 @@ def compile_in(folder: str | Path) -> None:
 
 
 def use_compiler_cache(cache_dir: str, limit_bytes: int) -> IO[str] | None:
-    """Point torch at the folder, and empty it first if it has outgrown its limit and nobody else uses it.
+    """Point torch at the folder, and empty it first if it has outgrown its limit and no other process uses it.
 
     Returns:
         A lock to hold open for as long as the process compiles; None where the folder cannot be written: torch then
@@ -326,6 +325,6 @@ def _size_bytes(folder: Path) -> int:
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:
-            with contextlib.suppress(FileNotFoundError):  # somebody's temporary file
+            with contextlib.suppress(FileNotFoundError):  # another process's temporary file
                 total += os.lstat(os.path.join(parent, name)).st_size
     return total

@@ -108,12 +108,10 @@ class Manifest:
     calibration: str = ""
 
     def to_json(self) -> str:
-        """As text, for people, too."""
         return json.dumps(asdict(self), indent=2) + "\n"
 
 
 def manifest_path(package: Path) -> Path:
-    """The manifest of a package file."""
     return package.with_suffix(".json")
 
 

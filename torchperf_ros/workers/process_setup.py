@@ -1,7 +1,4 @@
-"""How processes are set up.
-
-The node's for deadlines, each step with a word on it; those that it starts to give way.
-"""
+"""Sets priorities, memory locking and affinity of the node, and low priority for its children."""
 
 import contextlib
 import ctypes
@@ -73,7 +70,7 @@ def prefer_this_process(priority: int) -> str:
 
 
 def prefer_this_thread() -> str:
-    """The highest SCHED_FIFO priority that is permitted, for the calling thread, if its process has it at all.
+    """The highest SCHED_FIFO priority that is permitted, for the calling thread of a process that has it.
 
     Returns:
         What holds now, for example `fifo 98`, or `normal`.
@@ -126,14 +123,13 @@ def pin_this_process(cpus: tuple[int, ...]) -> None:
 
 
 def _for_each_thread(act: Callable[[int], None]) -> None:
-    """Do this to every thread of the process; one that ends meanwhile does not matter."""
     for thread in Path("/proc/self/task").iterdir():
         with contextlib.suppress(ProcessLookupError):
             act(int(thread.name))
 
 
 def leave_priority() -> None:
-    """Normal priority and any CPU, whatever the node has for itself."""
+    """Normal priority and any CPU, also where the node has others."""
     os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
     if os.getpriority(os.PRIO_PROCESS, 0) < 0:
         os.setpriority(os.PRIO_PROCESS, 0, 0)
@@ -226,7 +222,7 @@ def keep_freed_memory(largest_bytes: int, kept_bytes: int = 0) -> None:
 
 
 def return_freed_memory() -> None:
-    """Give all freed memory back to the kernel, whatever `keep_freed_memory` says."""
+    """Give all freed memory back to the kernel, in spite of `keep_freed_memory`."""
     if hasattr(_libc, "malloc_trim"):
         _libc.malloc_trim(0)
 
@@ -263,7 +259,7 @@ def kept_bytes() -> int | None:
 def held_interrupt() -> Iterator[None]:
     """Let Ctrl-C wait until the block has ended; a second one does not wait.
 
-    A frame that is given to a stage by halves is answered by nobody, and what rclpy raises where
+    A frame that is given to a stage by halves gets no answer, and what rclpy raises where
     `KeyboardInterrupt` comes into its C++ is another error. Where Ctrl-C does not raise
     `KeyboardInterrupt`, or does so in another thread, this does nothing.
 

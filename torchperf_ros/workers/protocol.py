@@ -21,16 +21,18 @@ MAX_CONTROL_BYTES = 65_536
 _MAX_TEXT = 8_000
 _CUT_TO = (2_000, 500, 125)
 STACK_SIGNAL = signal.SIGUSR1
+# A worker that gets this signal appends its stacks to this file in its TMPDIR, even if its model
+# hangs.
 STACK_FILE = "stacks.txt"
-"""A worker that gets this signal appends its stacks to this file in its TMPDIR, whatever it is doing."""
 
 
 OBSERVE: Final = 1
+# What a worker is asked to do with a frame, or both; numbers, as an enum's operators take
+# microseconds.
 RUN: Final = 2
-"""What a worker is asked to do with a frame, or both; numbers, as an enum's operators take microseconds."""
 
+# Node to worker: a request is about to follow, stay awake for it. None has to follow.
 SOON: Final = b"soon"
-"""Node to worker: a request is about to follow, stay awake for it. None has to follow."""
 
 
 _REQUEST = struct.Struct("<HHIQQQQII")
@@ -42,10 +44,10 @@ RESPONSE_BYTES: Final = _RESPONSE.size
 class Request(NamedTuple):
     """Node to worker: the frame at `offset` of the ring, `length` bytes.
 
-    For RUN: the tier, and the monotonic time in ns by which the answer has to leave, 0 if nobody waits for
-    it. For
-    OBSERVE: how many started frames this worker was not told of since the last one that it observed. An
-    anytime model ends after step `last_step`, 0: when it is done, or its frame is answered.
+    For RUN: the tier, and the monotonic time in ns by which the answer has to leave, 0 if no
+    answer waits for it. For OBSERVE: how many started frames this worker was not given since the last one
+    that it observed. An anytime model ends after step `last_step`, 0: when it is done, or its frame is
+    answered.
     """
 
     kind: int
@@ -166,7 +168,6 @@ def pack_report(kind: str, **fields: Any) -> bytes:  # noqa: ANN401 - any JSON v
 
 
 def _cut(value: Any, most: int) -> Any:  # noqa: ANN401 - any JSON value
-    """With the end of each text only."""
     match value:
         case str() if len(value) > most:
             return f"...{value[-most:]}"

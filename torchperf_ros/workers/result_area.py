@@ -1,7 +1,7 @@
 """The shared memory that a worker leaves results in, the one that it answers with and, of an anytime model, the newest.
 
 An anonymous memory file: what lies in it outlives the worker. Partial results go into two slots in turn, so
-that the newest whole one is never written to, whenever the node looks and wherever the worker dies. Nobody
+that the newest whole one is never written to, whenever the node looks and wherever the worker dies. No side
 waits. A reader that was overtaken by two results, or sees them in another order than they were written,
 finds that out by the slot's number and checksum, and looks again. What the worker answers with is followed
 by a message, which comes after it.
@@ -55,7 +55,6 @@ class ResultArea:
     """
 
     def __init__(self, fd: int, *, writable: bool) -> None:
-        """Map what `make_result_area` has made."""
         size = os.fstat(fd).st_size
         self._map = mmap.mmap(fd, size, prot=mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0))
         self._view = memoryview(self._map)
@@ -68,7 +67,6 @@ class ResultArea:
     # -- the worker
 
     def count_handled(self) -> None:
-        """One more request has been handled."""
         self._words[_HANDLED] += 1
 
     def write(self, payload: bytes | memoryview) -> None:
@@ -94,11 +92,10 @@ class ResultArea:
 
     @property
     def handled(self) -> int:
-        """How many requests the worker has handled."""
         return int(self._words[_HANDLED])
 
     def read(self, length: int) -> bytes:
-        """The result that a response has told of.
+        """The result that a response announces.
 
         Raises:
             ProtocolError: it cannot be so long.
@@ -133,7 +130,6 @@ class ResultArea:
         return None
 
     def close(self) -> None:
-        """Release the mapping."""
         for words in (self._words, *self._slots, self._view):
             words.release()
         self._map.close()

@@ -3,8 +3,9 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from torchperf_ros.api.clock import NS_PER_S
 from torchperf_ros.api.errors import ConfigError, ProtocolError
@@ -13,6 +14,7 @@ from torchperf_ros.workers.compile_process import PackageBuilder
 from torchperf_ros.workers.package_cache import find_package
 from torchperf_ros.workers.package_manifest import PackageError, made_for
 from torchperf_ros.workers.worker_process import WorkerProcess
+from torchperf_ros.workers.worker_setup import WorkerSetup
 
 if TYPE_CHECKING:
     from torchperf_ros.workers.worker_pool import WorkerPool
@@ -26,12 +28,9 @@ Workers = Sequence[WorkerProcess | None]
 
 
 class Kit(NamedTuple):
-    """What workers are told at their start.
+    """What workers are given at their start. Workers of a lower number are to be replaced."""
 
-    The setup's fields. Workers of a lower number are to be replaced.
-    """
-
-    setup: dict[str, Any]
+    setup: WorkerSetup
     number: int
 
 
@@ -55,11 +54,8 @@ class Renewal:
         swap_outcome: likewise of the last swap.
     """
 
-    def __init__(self, setup: dict[str, Any]) -> None:
-        """Take what the first workers are told."""
-        self.proven = Kit(
-            {"swapped": None, **setup}, 0
-        )  # the last kit with which a worker has taken its place
+    def __init__(self, setup: WorkerSetup) -> None:
+        self.proven = Kit(setup, 0)  # the last kit with which a worker has taken its place
         self.outcome = self.swap_outcome = _DONE
         self._trial: Kit | None = None
         self._numbers = 0
@@ -72,12 +68,12 @@ class Renewal:
         """Have every worker replaced by one that starts after now; if a renewal goes on, after that."""
         with self._lock:
             if self.outcome:
-                self._try({"swapped": None}, _TRIES)
+                self._try(replace(self.proven.setup, swapped=None), _TRIES)
             else:
                 self._asked_again = True
 
-    def swap(self, **changes: object) -> bool:
-        """Try workers that are told something else.
+    def swap(self, setup: WorkerSetup) -> bool:
+        """Try workers that are given something else.
 
         False if a renewal goes on. May be called from any thread.
         """
@@ -85,7 +81,7 @@ class Renewal:
             if not self.outcome:
                 return False
             self.swap_outcome = ""
-            self._try(changes, tries=1)
+            self._try(setup, tries=1)
             return True
 
     def load(self, tiers: Sequence[int]) -> bool:
@@ -94,25 +90,26 @@ class Renewal:
         False if they all do, or a renewal goes on.
         """
         with self._lock:
-            if not self.outcome or self.proven.setup.get("loaded", tiers) == tiers:
+            proven, loaded = self.proven.setup, tuple(tiers)
+            if not self.outcome or proven.loaded == loaded:
                 return False
-            self._try({"loaded": tiers, "swapped": None}, tries=1)
+            self._try(replace(proven, loaded=loaded, swapped=None), tries=1)
             return True
 
-    def _try(self, changes: dict[str, object], tries: int) -> None:
+    def _try(self, setup: WorkerSetup, tries: int) -> None:
         self._numbers += 1
-        self._trial = Kit({**self.proven.setup, **changes}, self._numbers)
+        self._trial = Kit(setup, self._numbers)
         self.outcome, self._tries = "", tries
 
     def without_graphs(self, generation: int) -> None:
         """A worker of this kit could not capture a CUDA graph: the next one with this kit does without."""
         with self._lock:
-            kit = next(
-                (kit for kit in (self._trial, self.proven) if kit is not None and kit.number == generation),
-                None,
-            )
-            if kit is not None:
-                kit.setup["without_graphs"] = True
+            for kit in (self._trial, self.proven):
+                if kit is not None and kit.number == generation:
+                    without = Kit(replace(kit.setup, without_graphs=True), kit.number)
+                    self._trial = without if kit is self._trial else self._trial
+                    self.proven = without if kit is self.proven else self.proven
+                    return
 
     def kit(self, *, candidate: bool) -> Kit:
         """What a new worker gets.
@@ -131,7 +128,6 @@ class Renewal:
             )
 
     def wants_candidate(self, workers: Workers, now_ns: int) -> bool:
-        """Whether to start a candidate now: all workers are up, and one is to be replaced."""
         return now_ns >= self._not_before_ns and _all_up(workers) and self.outdated(workers) is not None
 
     def outdated(self, workers: Workers) -> WorkerProcess | None:
@@ -155,7 +151,7 @@ class Renewal:
         )
 
     def is_over(self, candidate: WorkerProcess, workers: Workers) -> bool:
-        """Whether nobody is left whom a candidate would replace, or its kit was given up."""
+        """Whether no worker is left that a candidate would replace, or its kit was given up."""
         unwanted = bool(self.outcome) or candidate.generation != self.kit(candidate=True).number
         return unwanted or (_all_up(workers) and self.outdated(workers) is None)
 
@@ -163,7 +159,7 @@ class Renewal:
         """A candidate serves in place of an older worker: its kit is proven."""
         with self._lock:
             if self._trial is not None:
-                self.proven = Kit({**self._trial.setup, "swapped": None}, self._trial.number)
+                self.proven = Kit(replace(self._trial.setup, swapped=None), self._trial.number)
                 self._trial = None
 
     def failed(self, reason: str, now_ns: int) -> bool:
@@ -177,7 +173,7 @@ class Renewal:
             return ends
 
     def give_up(self, reason: str) -> None:
-        """Replace nobody any more; nothing if nobody is being replaced."""
+        """Replace no more workers; nothing if none is being replaced."""
         with self._lock:
             if not self.outcome:
                 self._end(reason)
@@ -210,28 +206,28 @@ class RollingUpdate:
         builder: has packages built that are missing.
     """
 
-    def __init__(self, config: StageConfig, setup: dict[str, Any], tell: Callable[[str], None]) -> None:
-        """Take the stage's configuration, what its workers are told, and who hears what people should know."""
-        self.renewal = Renewal(setup)  # who is to be replaced, and what each new worker is told
+    def __init__(self, config: StageConfig, setup: WorkerSetup, tell: Callable[[str], None]) -> None:
+        """`tell` takes lines for the log and `/perf/anomaly`."""
+        self.renewal = Renewal(setup)  # which workers are to be replaced, and what each new one is given
         self.candidate: WorkerProcess | None = None  # the worker that is to take a place, None mostly
         self.may_compile = True  # whether there is the memory for compilers and one more worker now
         self.builder = PackageBuilder(setup, lambda _tier: self.renewal.ask(), tell)
-        self._missing: list[str] = []
+        self._missing: tuple[str, ...] = ()
         self._config = config
         self._tell = tell
 
     @property
     def compiling(self) -> str:
         """What is compiled in the background, for example `compiling 2 of 3`; "" if nothing is."""
-        progress = "" if self.candidate is None else self.candidate.progress
+        progress = "" if self.candidate is None else self.candidate.said.progress
         return progress if progress.startswith("compiling") else self.builder.progress
 
     def complete(self, worker: WorkerProcess) -> None:
         """A worker is ready, but not everything is compiled: have that done, once every worker is up."""
-        if worker.missing and self.may_compile:
+        if worker.said.missing and self.may_compile:
             if self._config.engine != "compile":
-                self._missing = worker.missing
-            elif not worker.compiles:
+                self._missing = worker.said.missing
+            elif not worker.setup.compiles:
                 self.renewal.ask()
 
     def swap(self, tier: str, package: str) -> None:
@@ -249,23 +245,23 @@ class RollingUpdate:
             )
         setup = self.renewal.proven.setup
         try:
-            built_for = made_for(find_package(Path(package), setup["package_dirs"]))
+            built_for = made_for(find_package(Path(package), setup.package_dirs))
         except PackageError as error:
             raise ConfigError(str(error)) from error
-        here = setup["adapter"], tier
+        here = setup.adapter, tier
         if built_for and built_for != here:
             was, wanted = (f"tier {name} of {adapter}" for adapter, name in (built_for, here))
             raise ConfigError(
                 f"package {package} was built for {was}; it cannot run as {wanted} of {stage}"
             )
-        if tiers.index(tier) not in setup.get("loaded", range(len(tiers))):
+        if tiers.index(tier) not in setup.loaded:
             raise ConfigError(
                 f"tier {tier!r} of {stage} belongs to a scene that is not loaded; it can be swapped once"
                 " it is"
             )
-        packages = list(setup["packages"])
-        packages[tiers.index(tier)] = package
-        if not self.renewal.swap(packages=packages, swapped=tiers.index(tier)):
+        number = tiers.index(tier)
+        packages = (*setup.packages[:number], package, *setup.packages[number + 1 :])
+        if not self.renewal.swap(replace(setup, packages=packages, swapped=number)):
             raise ConfigError(f"{stage} replaces its workers just now; try again later")
 
     def why_too_slow(self, worker: WorkerProcess, budget_ms: float) -> str:
@@ -273,14 +269,14 @@ class RollingUpdate:
 
         "" if it can, or has none.
         """
-        if worker is not self.candidate or worker.swapped is None:
+        swapped = worker.setup.swapped
+        if worker is not self.candidate or swapped is None:
             return ""
-        p99_ms, tier = worker.calibrations[worker.swapped].p99_ms, self._config.tiers[worker.swapped]
-        return (
-            ""
-            if p99_ms < budget_ms
-            else f"tier {tier} takes {p99_ms:.1f} ms (p99); the budget is {budget_ms:g} ms"
-        )
+        p99_ms = worker.calibrations[swapped].p99_ms
+        if p99_ms < budget_ms:
+            return ""
+        tier = self._config.tiers[swapped]
+        return f"tier {tier} takes {p99_ms:.1f} ms (p99); the budget is {budget_ms:g} ms"
 
     @property
     def swap_state(self) -> tuple[bool, str]:
@@ -300,7 +296,7 @@ class RollingUpdate:
         all_up = _all_up(workers)
         if all_up and self._missing:
             self.builder.want(self._missing)
-            self._missing = []
+            self._missing = ()
         self.builder.hold(held=not all_up)
         self.builder.listen()
         if candidate is None:
@@ -315,7 +311,7 @@ class RollingUpdate:
             serves = next((worker for worker in workers if worker is not None and worker.usable), None)
             if not candidate.usable or (serves is not None and pool.replace(candidate, serves)):
                 self.candidate = None
-                pool.dismiss(candidate, "nobody is left whom it would replace")
+                pool.dismiss(candidate, "no worker is left that it would replace")
         elif self.renewal.has_settled(candidate, now_ns):
             outdated = self.renewal.outdated(workers)
             if outdated is not None and pool.replace(outdated, candidate):

@@ -10,6 +10,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, replace
 from typing import Any, Protocol
 
 import psutil
@@ -19,11 +20,23 @@ from torchperf_ros.api.errors import ProtocolError
 from torchperf_ros.settings.config import StageConfig
 from torchperf_ros.workers.calibration import Calibration
 from torchperf_ros.workers.capture import Capture
+from torchperf_ros.workers.control import (
+    Description,
+    LastWords,
+    MemoryReport,
+    Progress,
+    Ready,
+    Remark,
+    Report,
+    TierReport,
+)
 from torchperf_ros.workers.fork_server import ForkServer
 from torchperf_ros.workers.frame_ring import FrameRing
 from torchperf_ros.workers.process_setup import step_back
 from torchperf_ros.workers.rolling_update import RollingUpdate
-from torchperf_ros.workers.worker_process import ENDS_WITHIN_S, Description, WorkerProcess
+from torchperf_ros.workers.worker_process import ENDS_WITHIN_S, WorkerProcess
+from torchperf_ros.workers.worker_setup import WorkerSetup
+from torchperf_ros.workers.worker_state import WorkerState
 
 _FIRST_DELAY_NS = NS_PER_S // 2
 _LONGEST_DELAY_NS = 30 * NS_PER_S
@@ -41,7 +54,6 @@ class RestartPolicy:
     """
 
     def __init__(self, clock: Clock, proven_s: float = 5.0) -> None:
-        """Take the clock and the bound."""
         self.restarts = 0  # deaths so far
         self._clock, self._proven_ns = clock, round(proven_s * NS_PER_S)
         self._early_deaths = 0
@@ -83,34 +95,33 @@ class TierTally:
     """Adds up over workers, those that are gone included."""
 
     def __init__(self, tiers: Sequence[str]) -> None:
-        """Name the tiers."""
         self._gone = [dict.fromkeys(COUNTERS, 0) for _ in tiers]
         self._out_of_memory = 0
 
     def left(self, worker: WorkerProcess) -> None:
-        """Keep what a worker counted that is gone."""
-        self._out_of_memory += worker.out_of_memory
-        for kept, last in zip(self._gone, worker.tiers, strict=False):
-            kept.update({name: kept[name] + last[name] for name in COUNTERS})
+        self._out_of_memory += worker.said.out_of_memory
+        for kept, last in zip(self._gone, worker.said.tiers, strict=False):
+            kept.update({name: kept[name] + getattr(last, name) for name in COUNTERS})
 
     def out_of_memory(self, workers: Iterable[WorkerProcess]) -> int:
         """Frames for which a tier had not enough memory."""
-        return self._out_of_memory + sum(worker.out_of_memory for worker in workers)
+        return self._out_of_memory + sum(worker.said.out_of_memory for worker in workers)
 
     def rows(self, workers: Iterable[WorkerProcess]) -> list[dict[str, Any]]:
         """One row per tier, see `TierFacts`; empty before any worker is ready."""
-        said = [worker.tiers for worker in workers if worker.tiers]
-        return (
-            []
-            if not said
-            else [
-                {
-                    **said[0][tier],
-                    **{name: gone[name] + sum(tiers[tier][name] for tiers in said) for name in COUNTERS},
-                }
-                for tier, gone in enumerate(self._gone)
-            ]
-        )
+        said = [worker.said.tiers for worker in workers if worker.said.tiers]
+        if not said:
+            return []
+        return [
+            {
+                **asdict(said[0][tier]),
+                **{
+                    name: gone[name] + sum(getattr(tiers[tier], name) for tiers in said)
+                    for name in COUNTERS
+                },
+            }
+            for tier, gone in enumerate(self._gone)
+        ]
 
 
 _TICK_MS = 50
@@ -125,7 +136,7 @@ Log = Callable[[str, str], None]  # severity ("info", "warn", "error"), text
 
 
 class PoolListener(Protocol):
-    """What a pool tells its stage; called on the pool's thread."""
+    """What a pool calls when workers come and go, on its own thread."""
 
     def worker_ready(self, worker: WorkerProcess) -> None:
         """The worker can take frames from now on."""
@@ -155,12 +166,12 @@ class WorkerPool:
     def __init__(
         self,
         config: StageConfig,
-        setup: dict[str, Any],
+        setup: WorkerSetup,
         listener: PoolListener,
         log: Log,
         ring: FrameRing | None = None,
     ) -> None:
-        """Take the stage's configuration and what each worker is told at its start.
+        """Take the stage's configuration and what each worker gets at its start.
 
         Nothing runs before `start`.
 
@@ -174,19 +185,19 @@ class WorkerPool:
         self.policies = [RestartPolicy(time.monotonic_ns) for _ in self.workers]
         self.rolling_update = RollingUpdate(config, setup, self._tell)
         self.tally = TierTally(config.tiers)
-        self.capture = Capture(config.name, setup.get("evidence"), log)
+        self.capture = Capture(config.name, setup.evidence, log)
         room = _RING_FRAMES * config.max_frame_bytes + _RING_HEADERS
         self.owns_ring = ring is None
-        self.ring = ring or FrameRing(room, room + (int(setup.get("black_box_mib", 0)) << 20))
+        self.ring = ring or FrameRing(room, room + (setup.black_box_mib << 20))
         self._log = log
         self._start_at_ns = [0] * config.workers
-        self._start_timeout_s = float(setup["start_timeout_s"])
-        self._server: ForkServer | None = None
+        self._start_timeout_s = setup.start_timeout_s
+        self.server: ForkServer | None = None
         # of the first worker of which kit
-        self._calibrated: tuple[int, list[tuple[float, float]]] | None = None
+        self._calibrated: tuple[int, tuple[Calibration, ...]] | None = None
         self.unended = 0  # processes so far that SIGKILL did not end in time
         self._leaving: list[WorkerProcess] = []  # closed, and the process has not ended yet
-        # Held while the pool tells its listener something: until then the two versions of a stage do not
+        # Held while the pool calls its listener: until then the two versions of a stage do not
         # change places.
         self.telling = threading.Lock()
         self._told: deque[str] = deque(maxlen=_TOLD)
@@ -201,11 +212,10 @@ class WorkerPool:
     @property
     def unended_pids(self) -> list[int]:
         """Processes that SIGKILL has not ended yet, although there was time enough."""
-        return [worker.pid for worker in list(self._leaving) if worker.unended]
+        return [worker.pid for worker in list(self._leaving) if worker.life.state is WorkerState.STUCK]
 
     @property
     def restarts(self) -> int:
-        """Workers replaced so far."""
         return sum(policy.restarts for policy in self.policies)
 
     @property
@@ -215,7 +225,6 @@ class WorkerPool:
 
     @property
     def ready(self) -> bool:
-        """Whether any worker can serve."""
         return any(worker.usable for worker in self.everyone)
 
     @property
@@ -225,12 +234,11 @@ class WorkerPool:
         return [
             name
             for number, name in enumerate(self.config.tiers)
-            if any(tiers is None or number in tiers for tiers in loaded)
+            if any(number in tiers for tiers in loaded)
         ]
 
     @property
     def progress(self) -> str:
-        """What the workers are doing, one phrase each."""
         words = [f"worker {number} {self.state(number)}" for number in range(len(self.workers))]
         if (candidate := self.rolling_update.candidate) is not None:
             words.append(f"new worker {candidate.state}")
@@ -241,7 +249,7 @@ class WorkerPool:
         worker = self.workers[number]
         if worker is not None:
             return worker.state
-        if self._server is None or not self._server.ready:
+        if self.server is None or not self.server.ready:
             return "waits for torch to be imported"
         if not self.policies[number].restarts:
             return "starts when the first is ready"
@@ -272,7 +280,7 @@ class WorkerPool:
             own = psutil.Process(worker.pid).memory_full_info().uss
         except psutil.Error:  # it has just died
             return ""
-        memory = worker.memory_bytes
+        memory = worker.said.memory_bytes
         kinds = [("", own, psutil.virtual_memory().available)]
         if {"reserved", "free"} <= memory.keys():
             kinds.append((" on the device", memory["reserved"], memory["free"]))
@@ -308,11 +316,11 @@ class WorkerPool:
         for worker in self._leaving:
             worker.reap(max(0.0, give_up_at - time.monotonic()))
             worker.forget()
-        if self._server is not None:
-            self._guarded("ending the fork server", self._server.close)
+        if self.server is not None:
+            self._guarded("ending the fork server", self.server.close)
 
     def _step(self) -> None:
-        """Whatever goes wrong in one part, the others are done."""
+        """Each part is done even if another one fails."""
         self._guarded("starting workers", self._spawn_missing, time.monotonic_ns())
         if not self._guarded("waiting for news", self._wait_for_news):
             self._stopping.wait(_AFTER_ERROR_S)
@@ -336,16 +344,13 @@ class WorkerPool:
                 worker.kill("it could not be looked after")
         now_ns = time.monotonic_ns()
         for worker in self._leaving:
-            if worker.is_overdue(now_ns) and not worker.unended:
+            if worker.is_overdue(now_ns):
                 self._give_up(worker)
                 self._log("error", f"{self.config.name}: {worker.death_reason()}")
         self._leaving = [worker for worker in self._leaving if not worker.reap()]
 
     def _guarded(self, what: str, act: Callable[..., object], *given: object) -> bool:
-        """The thread's boundary.
-
-        A worker's nonsense, or what people would like to know, must not end what is good.
-        """
+        """The thread's boundary: an exception while handling one worker must not stop the pool's thread."""
         try:
             act(*given)
         except Exception:
@@ -399,9 +404,9 @@ class WorkerPool:
         Raises:
             ProtocolError: it has ended, or says nothing, for no reason that a successor would do better.
         """
-        server = self._server
+        server = self.server
         if server is None:
-            server = self._server = ForkServer(self.config.adapter.partition(":")[0])
+            server = self.server = ForkServer(self.config.adapter.partition(":")[0])
         if server.stuck and not self.ready:
             server.close()
         if (
@@ -411,7 +416,7 @@ class WorkerPool:
             server.close()
         if server.ended:
             server.close()
-            new = self._server = server.renewed()
+            new = self.server = server.renewed()
             if new.why_bare != server.why_bare:
                 self._log("warn", f"{self.config.name}: workers take longer to start, as {new.why_bare}")
             elif not server.ready:
@@ -422,25 +427,25 @@ class WorkerPool:
 
     def spawn(self, number: int) -> WorkerProcess:
         """Start a worker: of the pool's own, or beside them (`len(workers)`)."""
-        assert self._server is not None
+        assert self.server is not None
         kit = self.rolling_update.renewal.kit(candidate=number == len(self.workers))
-        # the first one has to serve at once; what takes long to compile is left to those that come beside
-        # it, unless nobody waits: `compile_first`
-        begins = self.ready or bool(kit.setup.get("compile_first"))
-        compiles = begins and self.rolling_update.may_compile
-        setup = {**kit.setup, "background": self.ready, "compile": compiles}
+        # The first one has to serve at once. What takes long to compile is left to those that come beside
+        # it, unless no frame waits: `compile_first`.
+        begins = self.ready or kit.setup.compile_first
+        setup = replace(
+            kit.setup, background=self.ready, compile=begins and self.rolling_update.may_compile
+        )
         if self.description is not None:  # a worker that finds no GPU any more must not come up on the CPU
-            setup["device_before"] = self.description.device
+            setup = replace(setup, device_before=self.description.device)
         if self._calibrated is not None and self._calibrated[0] == kit.number:
-            setup["calibrations"] = self._calibrated[1]
+            setup = replace(setup, calibrations=self._calibrated[1])
         worker = WorkerProcess(
-            number, setup, self.ring, self.config.max_frame_bytes, self._server, self._look_after_all
+            number, setup, self.ring, self.config.max_frame_bytes, self.server, self._look_after_all
         )
         worker.generation = kit.number
         return worker
 
     def dismiss(self, worker: WorkerProcess, why: str) -> None:
-        """End a worker that is not needed any more."""
         self.tally.left(worker)
         worker.kill(why)
         self._log("info", f"{self.config.name}: worker of pid {worker.pid} ended: {why}")
@@ -457,24 +462,24 @@ class WorkerPool:
 
     def _wait_for_news(self) -> None:
         poll = select.poll()
-        if self._server is not None and not self._server.ended:
-            poll.register(self._server.fileno(), select.POLLIN)
+        if self.server is not None and not self.server.ended:
+            poll.register(self.server.fileno(), select.POLLIN)
         if self.rolling_update.builder.news is not None:
             poll.register(self.rolling_update.builder.news, select.POLLIN)
         for worker in self.everyone:
             for descriptor in worker.speaking:
                 poll.register(descriptor, select.POLLIN)
         poll.poll(_TICK_MS)
-        if self._server is not None:
-            self._server.step()
+        if self.server is not None:
+            self.server.step()
 
     def _look_after(self, worker: WorkerProcess) -> None:
         """Take in what a worker says; kill it if it hangs; bury it if it is dead."""
         dead = worker.is_dead()
         self._print_output(worker)
         try:
-            while (message := worker.receive_control()) is not None:
-                self._take(worker, message)
+            while (report := worker.receive_report()) is not None:
+                self._take(worker, report)
         except ProtocolError as error:
             worker.kill(str(error))
         now_ns = time.monotonic_ns()
@@ -492,65 +497,57 @@ class WorkerPool:
         stuck_ms = worker.stuck_ms(now_ns)
         if stuck_ms > self.config.hang_ms and worker is not self.capture.busy_with:
             doing = "observing a frame" if worker.seq is None else f"on frame {worker.seq}"
-            worker.hung = True
-            worker.kill(f"hung: {stuck_ms:.0f} ms {doing}, hang_ms is {self.config.hang_ms:.0f}")
+            hang_ms = self.config.hang_ms
+            worker.kill(f"hung: {stuck_ms:.0f} ms {doing}, hang_ms is {hang_ms:.0f}", hung=True)
         if worker.ready_at_ns is None:
             if not self.ready:
                 worker.hurry()
-            timeout_s = self._start_timeout_s * (_COMPILING_TAKES if worker.compiles else 1)
+            timeout_s = self._start_timeout_s * (_COMPILING_TAKES if worker.setup.compiles else 1)
             if now_ns - worker.started_ns > timeout_s * NS_PER_S:
-                worker.kill(f"not ready after {timeout_s:.0f} s ({worker.progress})")
+                worker.kill(f"not ready after {timeout_s:.0f} s ({worker.said.progress})")
 
     def _print_output(self, worker: WorkerProcess) -> None:
-        who = f"{self.config.name} worker {worker.number} (pid {worker.pid})"
+        name = f"{self.config.name} worker {worker.number} (pid {worker.pid})"
         lines, left_out = worker.read_lines(time.monotonic_ns())
         for line in lines:
-            self._log("warn", f"{who}: {line}")
+            self._log("warn", f"{name}: {line}")
         if left_out:
-            self._log("warn", f"{who}: and {left_out} bytes more, which are not shown")
+            self._log("warn", f"{name}: and {left_out} bytes more, which are not shown")
 
-    def _take(self, worker: WorkerProcess, message: dict[str, Any]) -> None:
-        kind = message["kind"]
-        if kind == "hello":
-            inputs = tuple((str(topic), str(name)) for topic, name in message["inputs"])
-            output, observes, device = (message[name] for name in ("output", "observes", "device"))
-            found = Description(
-                inputs, output, observes, device, message.get("card", ""), message["scores"]
-            )
-            if self.description not in {None, found}:
-                worker.kill(f"its adapter describes itself as {found}, the first one as {self.description}")
-                return
-            self.description = found
-        elif kind == "progress":
-            worker.progress = message["text"]
-        elif kind == "ready":
-            worker.calibrations = [Calibration(*pair) for pair in message["calibrations"]]
-            worker.tiers, worker.missing = message["tiers"], message["missing"]
-            self._ready(worker)
-        elif kind == "tiers":
-            worker.tiers, worker.out_of_memory = message["tiers"], message["out_of_memory"]
-        elif kind == "anomaly":
-            self._tell(message["text"])
-        elif kind in {"recording", "recorded", "evidence"}:
-            self.capture.take(worker, message, time.monotonic_ns())
-        elif kind == "memory":
-            worker.memory_bytes = message["bytes"]
-        elif kind == "error":
-            self._ends(worker, message)
-        elif kind == "warn":
-            self._log("warn", f"{self.config.name} worker {worker.number}: {message['text']}")
-        else:
-            worker.kill(f"unknown control message {kind!r}")
+    def _take(self, worker: WorkerProcess, report: Report) -> None:
+        said = worker.said
+        match report:
+            case Description():
+                if self.description not in {None, report}:
+                    first = self.description
+                    worker.kill(f"its adapter describes itself as {report}, the first one as {first}")
+                    return
+                self.description = report
+            case Progress(text):
+                said.progress = text
+            case Ready(calibrations, tiers, missing):
+                said.calibrations, said.tiers, said.missing = calibrations, tiers, missing
+                self._ready(worker)
+            case TierReport(tiers, out_of_memory):
+                said.tiers, said.out_of_memory = tiers, out_of_memory
+            case MemoryReport(bytes=sizes):
+                said.memory_bytes = sizes
+            case Remark(text, alert=True):
+                self._tell(text)
+            case Remark(text):
+                self._log("warn", f"{self.config.name} worker {worker.number}: {text}")
+            case LastWords():
+                self._ends(worker, report)
+            case _:
+                self.capture.take(worker, report, time.monotonic_ns())
 
-    def _ends(self, worker: WorkerProcess, message: dict[str, Any]) -> None:
-        """It says why it is about to end."""
-        worker.error = self.last_error = message["text"]
-        if message.get("without_graphs"):
+    def _ends(self, worker: WorkerProcess, words: LastWords) -> None:
+        worker.said.error = self.last_error = words.text
+        if words.without_graphs:
             self.rolling_update.renewal.without_graphs(worker.generation)
-            self._tell(f"{message['text']}; the next worker runs without CUDA graphs")
-        if (
-            message["permanent"] and worker is not self.rolling_update.candidate
-        ):  # that is not tried again anyway
+            self._tell(f"{words.text}; the next worker runs without CUDA graphs")
+        # a candidate is not tried again anyway
+        if words.permanent and worker is not self.rolling_update.candidate:
             self.policies[worker.number].give_up()
 
     def _ready(self, worker: WorkerProcess) -> None:
@@ -560,10 +557,7 @@ class WorkerPool:
             worker.kill(refusal)
             return
         if self._calibrated is None or self._calibrated[0] != worker.generation:
-            self._calibrated = (
-                worker.generation,
-                [(each.median_ms, each.p99_ms) for each in worker.calibrations],
-            )
+            self._calibrated = worker.generation, worker.said.calibrations
         worker.ready_at_ns = time.monotonic_ns()
         with self.telling:
             self.listener.worker_ready(worker)
@@ -572,7 +566,7 @@ class WorkerPool:
     def _bury(self, worker: WorkerProcess) -> None:
         """Have nothing more to do with a worker that is dead or does not end.
 
-        Once, whatever goes wrong meanwhile.
+        Once, even if a part of it fails.
         """
         reason = f"worker {worker.number} (pid {worker.pid}) is gone; looking for the reason failed"
         try:
@@ -593,7 +587,7 @@ class WorkerPool:
 
     def _give_up(self, worker: WorkerProcess) -> None:
         """Do not wait any longer for the end of a process that SIGKILL does not end."""
-        worker.unended = True
+        worker.give_up()
         self.unended += 1
 
     def _release(self, worker: WorkerProcess) -> None:

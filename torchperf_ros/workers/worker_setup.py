@@ -1,4 +1,4 @@
-"""What a stage's workers get at their start: their setup as JSON, and a folder for temporary files."""
+"""What a stage's workers get at their start: their setup, and a folder for temporary files."""
 
 import fcntl
 import os
@@ -7,19 +7,86 @@ import tempfile
 import time
 import weakref
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from torchperf_ros.api.errors import ConfigError
+from torchperf_ros.settings.build_options import BuildOptions
 from torchperf_ros.settings.config import NodeConfig, StageConfig
+from torchperf_ros.settings.shape_options import ShapeOptions
+from torchperf_ros.workers.calibration import Calibration
+from torchperf_ros.workers.incident_folder import EvidenceLimits
 from torchperf_ros.workers.package_cache import find_package, open_cache, package_folders
 from torchperf_ros.workers.package_manifest import PackageError
 
 
-def worker_setup(stage: StageConfig, node: NodeConfig) -> dict[str, Any]:
-    """The setup message of a stage.
+@dataclass(frozen=True)
+class WorkerSetup:
+    """What a worker gets at its start; `control.pack_message` is how it leaves the node.
 
-    The pool adds whether the worker loads in the background and may compile.
+    Attributes:
+        stage, adapter, options, tiers, build, packages, shapes, device, threads: as the parameters.
+        scenes: names, as an adapter gives them.
+        loaded: numbers of the tiers that it is to run.
+        lower: of each tier the one to run where memory does not suffice for it, -1: none.
+        package_dirs: folders that packages may be taken from.
+        nice, stream_priority: while it serves; on CUDA a stream of -1 runs ahead of one of 0.
+        hang_ms: a run that takes longer ends the worker, so no input may take as long to decode.
+        evidence: where captures are kept, None: nowhere.
+        background: another worker serves while it loads.
+        compile: it may compile while it loads; `compile_first` that the first worker does, too.
+        device_before: where an earlier worker of the stage ran, "" for the first.
+        calibrations: what an earlier worker of the same kind has measured, empty for the first.
+        swapped: the tier that it has a new package for, None: none.
+        without_graphs: it captures no CUDA graphs, as a worker before it failed to.
+        seed: of what models draw at random in a replay, None: as it comes.
+        identify: it says what each tier's answers depend on, as a hash.
+        definitions: a folder of message types that no installed package has; "": none.
+    """
+
+    stage: str
+    adapter: str
+    options: dict[str, Any]
+    tiers: tuple[str, ...]
+    build: tuple[BuildOptions, ...]
+    packages: tuple[str, ...]
+    loaded: tuple[int, ...]
+    lower: tuple[int, ...]
+    scenes: tuple[str, ...] = ()
+    package_dirs: tuple[str, ...] = ()
+    shapes: ShapeOptions = ShapeOptions()
+    device: str = "cpu"
+    threads: int = 1
+    nice: int = 0
+    stream_priority: int = -1
+    hang_ms: float = 1000.0
+    kept_mib: int = 0
+    cache_dir: str = ""
+    cache_mib: int = 1024
+    compile_missing: bool = True
+    compile_first: bool = False
+    start_timeout_s: float = 60.0
+    black_box_mib: int = 0
+    evidence: EvidenceLimits | None = None
+    background: bool = False
+    compile: bool = True
+    device_before: str = ""
+    calibrations: tuple[Calibration, ...] = ()
+    swapped: int | None = None
+    without_graphs: bool = False
+    seed: int | None = None
+    identify: bool = False
+    definitions: str = ""
+
+    @property
+    def compiles(self) -> bool:
+        """Whether it compiles while it loads, which takes its time."""
+        return self.compile and any(build.engine == "compile" for build in self.build)
+
+
+def worker_setup(stage: StageConfig, node: NodeConfig) -> WorkerSetup:
+    """What a stage's workers get; the pool adds what depends on its other workers.
 
     Raises:
         ConfigError: a package cannot be taken from where it lies, which the worker would refuse as well.
@@ -32,33 +99,31 @@ def worker_setup(stage: StageConfig, node: NodeConfig) -> dict[str, Any]:
         raise ConfigError(f"parameter {stage.name}.packages: {error}") from error
     if stage.engine != "eager":
         open_cache(node.cache_dir, node.cache_mib).check_private()
-    return {
-        "stage": stage.name,
-        "adapter": stage.adapter,
-        "options": stage.options,
-        "tiers": list(stage.tiers),
-        "build": [stage.build_options(tier).as_dict() for tier in range(len(stage.tiers))],
-        "packages": list(stage.packages),
-        "scenes": [scene.name for scene in stage.scenes],
-        "loaded": list(range(len(stage.tiers))),
-        "lower": [_lower(stage, tier) for tier in range(len(stage.tiers))],
-        "package_dirs": folders,
-        "shapes": stage.shapes.as_dict(),
-        "device": node.device,
-        "nice": _nice(stage, node),
-        "stream_priority": -1,  # on CUDA: ahead of those of another version beside it
-        "threads": node.worker_threads,
-        "kept_mib": node.worker_kept_mib,
-        "cache_dir": node.cache_dir,
-        "cache_mib": node.cache_mib,
-        "compile_missing": node.compile_missing,
-        "start_timeout_s": node.start_timeout_s,
-        "black_box_mib": node.black_box_mib if node.recorder else 0,
-        "evidence": {
-            "evidence_dir": node.evidence_dir,
-            "evidence_mib": node.evidence_mib,
-        },
-    }
+    tiers = range(len(stage.tiers))
+    return WorkerSetup(
+        stage=stage.name,
+        adapter=stage.adapter,
+        options=stage.options,
+        tiers=stage.tiers,
+        build=tuple(stage.build_options(tier) for tier in tiers),
+        packages=stage.packages,
+        loaded=tuple(tiers),
+        lower=tuple(_lower(stage, tier) for tier in tiers),
+        scenes=tuple(scene.name for scene in stage.scenes),
+        package_dirs=tuple(folders),
+        shapes=stage.shapes,
+        device=node.device,
+        threads=node.worker_threads,
+        nice=_nice(stage, node),
+        hang_ms=stage.hang_ms,
+        kept_mib=node.worker_kept_mib,
+        cache_dir=node.cache_dir,
+        cache_mib=node.cache_mib,
+        compile_missing=node.compile_missing,
+        start_timeout_s=node.start_timeout_s,
+        black_box_mib=node.black_box_mib if node.recorder else 0,
+        evidence=EvidenceLimits(node.evidence_dir, node.evidence_mib),
+    )
 
 
 def _lower(stage: StageConfig, tier: int) -> int:
@@ -84,7 +149,6 @@ class WorkerFolder:
     """Locked by this process for as long as it lives, so that others can tell what a killed one has left."""
 
     def __init__(self) -> None:
-        """Make it where temporary files go."""
         self._folder = tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True)
         self.path = self._folder.name  # of the folder
         descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
@@ -95,7 +159,6 @@ class WorkerFolder:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def remove(self) -> None:
-        """Remove it, with all that is in it."""
         self._folder.cleanup()
         self._unlock()
 

@@ -1,6 +1,5 @@
 import math
 import time
-from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
@@ -16,8 +15,9 @@ from torchperf_ros.stage.limits import MemoryGuard
 from torchperf_ros.stage.practice import HedgeRule
 from torchperf_ros.stage.scenes import SceneChooser
 from torchperf_ros.stage.waiter import PublishMargin
-from torchperf_ros.worker.tier import TierFacts
+from torchperf_ros.workers.control import TierFacts
 from torchperf_ros.workers.worker_pool import TierTally
+from torchperf_ros.workers.worker_process import WorkerWords
 
 
 class PoolAtRest:
@@ -56,9 +56,11 @@ def make_worker():
             state=state,
             usable=state == "idle",
             tier=tier,
-            memory_bytes=dict(memory_bytes),
-            tiers=[asdict(TierFacts(**f)) for f in facts],
-            out_of_memory=out_of_memory,
+            said=WorkerWords(
+                memory_bytes=dict(memory_bytes),
+                tiers=tuple(TierFacts(**each) for each in facts),
+                out_of_memory=out_of_memory,
+            ),
         )
 
     return make

@@ -30,7 +30,7 @@ def follow(
     found = []
     for second in range(start, start + seconds):
         for worker in stages[0].pool.everyone:
-            worker.memory_bytes = {
+            worker.said.memory_bytes = {
                 key: round(value(second) * MIB) for key, value in dict(by_workers).items()
             }
         summed = {key: round(value(second) * MIB) for key, value in dict(by_workers).items()}

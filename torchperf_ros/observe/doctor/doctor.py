@@ -118,7 +118,6 @@ class Ear:
         return sum(len(self.heard(stage).actuation_ms()) for stage in self.state.stages.values())
 
     def heard(self, stage: StageState) -> Heard:
-        """What was heard of a stage."""
         names = (stage.values.get("trigger", ""), stage.values.get("publishes", ""), self.actuation)
         return Heard(*(self.topics.get(name, []) for name in names))
 
@@ -208,7 +207,6 @@ def examine_log(path: Path, runs: Sequence[RunLog]) -> list[Findings]:
 
 
 def _case(node: str, log: StageLog, found: Split) -> Case:
-    """What the frames say."""
     frames = log.frames[log.counted & np.isfinite(log.total_ms)]
     tiers: NDArray[np.int64] = frames["tier"]
     inference_ms: Values = frames["inference_ms"]

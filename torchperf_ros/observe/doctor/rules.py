@@ -8,8 +8,9 @@ from typing import Any, Final, NamedTuple
 from torchperf_ros.observe.doctor.split import AFTER, Part, Split
 
 MOST_ADVICE: Final = 5
+# Advice that may save less is not given, nor is what may save less than `_WORTH_SHARE` of stamp to
+# publish.
 WORTH_MS: Final = 1.0
-"""Advice that may save less is not given, nor is what may save less than `_WORTH_SHARE` of stamp to publish."""
 _WORTH_SHARE: Final = 0.02
 LARGE_BYTES: Final = 400_000  # Fast DDS's default segment is 0.5 MB, and holds headers, too
 _LOSS_SHARE: Final = 0.01
@@ -25,8 +26,8 @@ REAL_TIME: Final = (
     'echo "$USER - rtprio 98" | sudo tee -a /etc/security/limits.d/torchperf.conf   # then log in anew'
 )
 CLOCK_RATE: Final = "sudo cpupower frequency-set -g performance"
+# What mends the environment.
 BUSIEST: Final = "top -o %CPU"
-"""What mends the environment."""
 _IN_THE_WORKER: Final = ("decode", "preprocess", "inference", "postprocess", "publish")
 
 
@@ -89,7 +90,6 @@ class Case:
 
     @property
     def slowest(self) -> str:
-        """Which of these two takes more."""
         return max(self.tails_ms, key=lambda name: self.tails_ms[name])
 
     @property
@@ -100,7 +100,6 @@ class Case:
 
     @property
     def own_cores(self) -> int:
-        """Those for models: one is the node's."""
         return max(self.cores - 1, 1)
 
     @property
@@ -140,7 +139,6 @@ class Advice:
 
 
 def sentence(split: Split) -> str:
-    """Which part is the largest, in one sentence."""
     largest = split.largest
     if largest is None or not split.frames:
         return f"{split.stage}: no frame was answered, so nothing can be split"
@@ -295,6 +293,7 @@ class Rule(NamedTuple):
 
 _RUN_FIRST: Final = "let the node run before other programs, under SCHED_FIFO"
 _ASSUMED: Final = "that half goes is assumed"
+# What follows from which evidence.
 RULES: Final = (
     Rule("camera", "", _always, _over_interval,
          "fewer buffers in the driver, a shorter exposure; or its stamps are too early",
@@ -388,4 +387,3 @@ RULES: Final = (
          "QoSProfile(depth=1, reliability=ReliabilityPolicy.BEST_EFFORT)   # of the receiver's subscription",
          lambda c, p: f"{c.actuation} leaves {p.p50_ms:.1f} ms after the output that it belongs to (p50)"),
 )  # fmt: skip
-"""What follows from which evidence."""

@@ -16,6 +16,7 @@ from torchperf_ros.api.outcome import Outcome
 from torchperf_ros.observe.runs.run_log import STEPS, StageLog, Values
 from torchperf_ros.stage.frame import USABLE_AGE_MS
 
+# The parts in the order of time; the last two come after `stamp to publish`.
 PARTS: Final = {
     "camera": "stamp to publication by the driver",
     "transport": "publication to receipt by the node",
@@ -30,7 +31,6 @@ PARTS: Final = {
     "receive": "publication to arrival at another subscriber",
     "actuation": "publication to what the receiver publishes",
 }
-"""The parts in the order of time; the last two come after `stamp to publish`."""
 AFTER: Final = ("receive", "actuation")
 _MATCH_NS: Final = 8_000_000  # a row's stamp is computed from the time at which the row was sent
 _CLOCK_MS: Final = 1.0  # no message is sent so long before its stamp where all clocks agree
@@ -112,12 +112,10 @@ class Split:
     notes: tuple[str, ...] = ()
 
     def part(self, name: str) -> Part:
-        """The part of this name, of zeros where it was not measured."""
         return next((part for part in self.parts if part.name == name), Part(name, 0.0, 0.0, 0.0, 0.0, 0))
 
     @property
     def largest(self) -> Part | None:
-        """The part that takes the longest in the mean."""
         return max(self.parts, key=lambda part: part.mean_ms, default=None)
 
 

@@ -71,7 +71,6 @@ class _Incident:
     is_over: bool = False
 
     def add(self, entries: Iterable[_Entry]) -> None:
-        """Add what there is room for."""
         for entry in entries:
             if entry.data is None:
                 self.overwritten += 1

@@ -24,17 +24,16 @@ _ENCODE = json.JSONEncoder(
 ).encode  # `dumps` makes a new one
 _COLUMNS = SENT.names or ()
 _WRITTEN = (*(name for name, _ in KEPT), "profiled", "step")
+# By index; the last is for -1, which is none.
 _WORDS: dict[str, list[str | None]] = {
     "outcome": [outcome.word for outcome in Outcome],
     "fallback": [*(fallback.word for fallback in Fallback), None],
     "check": [*(verdict.word for verdict in GuardVerdict), None],
 }
-"""By index; the last is for -1, which is none."""
+# Records of a kind that are written each second.
+#
+# What comes beyond, in a storm, is counted under `drops`.
 _MOST_PER_S = {"frame": 1000, "event": 50}
-"""Records of a kind that are written each second.
-
-What comes beyond, in a storm, is counted under `drops`.
-"""
 
 
 class RecordLog:
@@ -68,7 +67,6 @@ class RecordLog:
         self._begun: tuple[int, int] | None = None
 
     def frame(self, record: FrameRecord) -> None:
-        """Add a frame."""
         row, tiers = dict(zip(_COLUMNS, record.row.item(), strict=True)), self._tiers[record.stage]
         shapes, tier = row["shapes"], row["tier"]
         fields: dict[str, Any] = {name: _known(row[name]) for name in _WRITTEN}

@@ -16,8 +16,8 @@ _YES_OR_NO: Final[_Json] = {"type": "boolean"}
 _REAL: Final[_Json] = {"$ref": "#/$defs/known"}
 _STAGE: Final[_Json] = {"$ref": "#/$defs/stage"}
 _HEALTH: Final[_Json] = {"$ref": "#/$defs/health"}
+# Columns that records of older versions do not have.
 _ABSENT: Final = frozenset({"answer_ms", "check", "deadline_ms", "stale", "scene", "missing_inputs"})
-"""Columns that records of older versions do not have."""
 
 
 def _said(what: _Json, description: str) -> _Json:
@@ -81,6 +81,7 @@ _STARTED: Final[_Json] = {
     },
 }
 _CANDIDATE_TEXTS: Final = ("pairs", "skipped", "differs", "refused", "failed")
+# By kind: what it is, fields that each record of it has, and others.
 _KINDS: Final[dict[str, tuple[str, _Json, _Json]]] = {
     "start": (
         "first line of each file, and of each run of the node",
@@ -130,11 +131,9 @@ _KINDS: Final[dict[str, tuple[str, _Json, _Json]]] = {
         {},
     ),
 }
-"""By kind: what it is, fields that each record of it has, and others."""
 
 
 def schema() -> str:
-    """The JSON schema of a record, as text."""
     whole = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"torchperf_ros records, version {VERSION}",

@@ -120,7 +120,6 @@ class RecorderProcess:
         self._process.kill()
 
     def has_ended(self) -> bool:
-        """Whether it is gone since it was killed."""
         if self._process.poll() is None:
             return False
         self._printed.close()
@@ -158,20 +157,18 @@ _PARAMETERS = (
 )
 _LATE_S: Final = 2.0  # after which a recorder on a machine that is full may still copy what is kept
 _MOST_WAITING = 1000
+# What waits to be passed on may have so many.
+#
+# A second of the largest images that a node hears beside its frames. It is counted from pass to
+# pass, so that there may be twice as much for a moment.
 _MOST_WAITING_BYTES = 32 << 20
-"""What waits to be passed on may have so many.
-
-A second of the largest images that a node hears beside its frames. It is counted from pass to pass, so that
-there may be twice as much for a moment.
-"""
 _MIB = 1 << 20
 _SILENT_S: Final = 5.0
+# So long a recorder may say nothing.
+#
+# A stopped one does not go on by itself; a full machine leaves no time to one that would run, and
+# to kill it would lose what it holds.
 _KILL_S: Final = {psutil.STATUS_STOPPED: _SILENT_S, psutil.STATUS_RUNNING: 60.0}
-"""So long a recorder may say nothing.
-
-A stopped one does not go on by itself; a full machine leaves no time to one that would run, and to kill it
-would lose what it holds.
-"""
 # it waits, as a rule for a disk, which other processes may keep from it for a while
 _KILL_ELSE_S: Final = 20.0
 

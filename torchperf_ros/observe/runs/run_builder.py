@@ -25,15 +25,15 @@ from torchperf_ros.observe.runs.run_log import (
 from torchperf_ros.observe.telemetry.node_state import NodeState
 from torchperf_ros.stage.frame_table import FRAME, KEPT
 
+# Called with how many of how many messages or bytes have been read.
 Progress = Callable[[int, int], None]
-"""Called with how many of how many messages or bytes have been read."""
 
 _ROW: Final = struct.Struct("".join(FRAME[name].char for name in FRAME.names or ()))
 _KINDS: Final = {name: FRAME[name].kind for name in FRAME.names or ()}
+# Columns that messages or records fill; the others stay 0.
 _FILLED: Final = tuple(name for name, _ in KEPT)
-"""Columns that messages or records fill; the others stay 0."""
+# Whole numbers that are 0 where they are unknown; the others are indexes, and -1.
 _ZERO: Final = {"t_ns", "stamp_ns"}
-"""Whole numbers that are 0 where they are unknown; the others are indexes, and -1."""
 _WORDS: Final[Mapping[str, type[Outcome] | type[Fallback] | type[GuardVerdict]]] = {
     "outcome": Outcome,
     "fallback": Fallback,
@@ -80,7 +80,6 @@ class RunLogBuilder:
         self._restarted_ns: list[int] = []
 
     def trouble(self, text: str) -> None:
-        """Note what could not be read."""
         if len(self._troubles) < _MOST_TROUBLES:
             self._troubles.append(text)
 

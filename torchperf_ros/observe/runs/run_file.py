@@ -27,20 +27,20 @@ from torchperf_ros.observe.runs.run_log import (
 )
 from torchperf_ros.stage.frame_table import FRAME
 
+# The run in the folder of a log that was replayed beside others.
 RUN_FILE: Final = "run.parquet"
-"""The run in the folder of a log that was replayed beside others."""
 SUFFIXES: Final = (".json", ".parquet")
 VERSION: Final = 1
 _KEY: Final = b"torchperf_run"
 _KIND: Final = "run"
 _NAMES: Final = FRAME.names or ()
+# Columns that runs of older versions lack.
 _LATER: Final = ("check", "missing_inputs", "scene", "stale", "deadline_ms")
-"""Columns that runs of older versions lack."""
 _MEMORY: Final = {"rss_mib": "workers_rss_mib", "own_rss_mib": "node_rss_mib"}
 _SOFTWARE: Final = ("torchperf_ros", "commit", "pace")
 
+# Of `FRAME`.
 Rows = NDArray[np.void]
-"""Of `FRAME`."""
 
 
 @contextlib.contextmanager

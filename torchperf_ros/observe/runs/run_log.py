@@ -18,18 +18,17 @@ from torchperf_ros.api.outcome import IN_TIME, Outcome
 from torchperf_ros.stage.frame_table import FRAME
 from torchperf_ros.stage.trend import theil_sen_slope
 
+# The parts of a frame's time that are measured, in their order.
+#
+# What is left of the total is hand-over and publish.
 STEPS: Final = ("wait_ms", "decode_ms", "preprocess_ms", "inference_ms", "postprocess_ms")
-"""The parts of a frame's time that are measured, in their order.
-
-What is left of the total is hand-over and publish.
-"""
 UNKNOWN: Final = -1
+# The figures of memory that say what the models use, the best first.
 MEMORY: Final = {
     "cuda_allocated_mib": "Device memory of the workers",
     "workers_rss_mib": "Memory of the workers",
     "memory_mib": "Memory",
 }
-"""The figures of memory that say what the models use, the best first."""
 _SETTLE_S: Final = 60.0  # caches fill
 _LEAST_TREND_S: Final = 180.0
 _LEAST_SAMPLES, _TREND_POINTS = 8, 60
@@ -44,6 +43,7 @@ class RunLogError(TorchperfError):
     """Runs cannot be read, compared or kept; the message says which, why, and what would do."""
 
 
+# Keys of `/diagnostics` and records about the two versions of a stage's model, with titles.
 CANDIDATE: Final = {
     "version": "serves",
     "candidate": "candidate",
@@ -52,7 +52,6 @@ CANDIDATE: Final = {
     "candidate_refused": "the guard would refuse, the last",
     "candidate_failed": "without a result, the last",
 }
-"""Keys of `/diagnostics` and records about the two versions of a stage's model, with titles."""
 
 
 @dataclass
@@ -103,7 +102,6 @@ class StageLog:
 
     @property
     def own_stamps(self) -> NDArray[np.int64] | None:
-        """The stamps, where each frame has its own."""
         stamps = np.asarray(self.frames["stamp_ns"])
         return stamps if len(stamps) and stamps.all() and len(np.unique(stamps)) == len(stamps) else None
 
@@ -161,7 +159,6 @@ class LoggedAlert:
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> "LoggedAlert":
-        """An alert as records and replayed runs have it."""
         values = {str(key): str(value) for key, value in (record.get("values") or {}).items()}
         return cls(
             int(record["t_ns"]), str(record["level"]), str(record["name"]), str(record["message"]), values

@@ -15,8 +15,8 @@ from torchperf_ros.stage.stage import Stage
 
 _ARRAY = "diagnostic_msgs/msg/DiagnosticArray"
 
+# Unknown is never OK: a stage that loads or has no input is a warning.
 LEVELS = dict.fromkeys(Health, Level.WARN) | {Health.NOMINAL: Level.OK, Health.SAFE_STOP: Level.ERROR}
-"""Unknown is never OK: a stage that loads or has no input is a warning."""
 
 
 def diagnostic_bytes(statuses: Iterable[Alert], hardware_id: str, ros_now_ns: int) -> bytes:

@@ -23,8 +23,8 @@ from torchperf_ros.stage.figures import Spans
 from torchperf_ros.stage.ladder import Forecast
 from torchperf_ros.stage.stage import Stage
 
+# The values of a status on `/diagnostics`, by key.
 Values = Mapping[str, str]
-"""The values of a status on `/diagnostics`, by key."""
 
 HISTOGRAM: Final = "histogram"
 _PACKAGE_DIGITS: Final = 12
@@ -62,11 +62,9 @@ class StageLook:
 
     @property
     def tier(self) -> str:
-        """The tier that frames get."""
         return self.config.tiers[self.stage.ladder.tier]
 
     def scene(self, number: int) -> str:
-        """The name of the scene of this place."""
         return self.config.scenes[number].name
 
 
@@ -131,7 +129,6 @@ class Field:
 def _of_words(
     kind: type[Outcome] | type[Fallback] | type[GuardVerdict], counts: str
 ) -> Callable[[StageLook], Any]:
-    """Counts by the words of what is counted."""
     read = attrgetter(counts)
     return lambda look: {one.word: read(look)[one] for one in kind}
 
@@ -266,6 +263,7 @@ _STAMPS: Final = ("zero", "future", "backward", "repeated")
 _BESIDE: Final = ("backup", "rehearsal", "probe")
 _get = attrgetter
 _F = Field
+# Of a stage.
 FIELDS: Final = (
     # state, in words
     _F("health", _get("health.name")),
@@ -432,8 +430,8 @@ FIELDS: Final = (
     _F("last_reason", _get("counters.last_reason")),
     _F("last_error", _get("pool.last_error")),
 )  # fmt: skip
-"""Of a stage."""
 
+# Of the node, for Prometheus; beside `process_*` of its process, which `prometheus_client` names.
 NODE_FIELDS: Final = (
     _F("", lambda _: {(__version__, _version("torch"), _ros_distro(), platform.python_version()): 1},
        "torchperf_build_info", "1, with versions", ("version", "torch", "ros_distro", "python")),
@@ -455,7 +453,6 @@ NODE_FIELDS: Final = (
        "Memory of the models, as a share of its limit"),
     _F("", _get("memory_share"), "torchperf_memory_share_ratio", "Share from which lower tiers run"),
 )  # fmt: skip
-"""Of the node, for Prometheus; beside `process_*` of its process, which `prometheus_client` names."""
 
+# Those that Prometheus gets.
 METRICS: Final = (*(field for field in FIELDS if field.name), *NODE_FIELDS)
-"""Those that Prometheus gets."""

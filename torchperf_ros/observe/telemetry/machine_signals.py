@@ -147,7 +147,6 @@ class MachineSignals:
         return family
 
     def _own_ticks(self) -> int:
-        """Of the family that is known, with those of it that have ended."""
         found = (self._read_one(pid) for pid in self._family)
         return sum(process.ticks + process.reaped for process in found if process is not None)
 

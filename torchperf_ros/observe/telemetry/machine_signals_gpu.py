@@ -11,13 +11,14 @@ from torchperf_ros.observe.telemetry.machine_signals import number_in
 
 _MIB = 1 << 20
 _HZ_PER_MHZ = 1_000_000
+# NVML's reasons for lower clocks that lead to an alert; a power cap or idle clocks are how cards
+# work.
 _THROTTLED = {
     0x20: "thermal",
     0x40: "thermal, by hardware",
     0x08: "slowed down by hardware",
     0x80: "power brake",
 }
-"""NVML's reasons for lower clocks that lead to an alert; a power cap or idle clocks are how cards work."""
 _BY_BUS = "PCI_BUS_ID"
 _JETSON_GPUS = ("gpu", "ga10b", "gv11b", "gp10b", "gm20b", "gb10b")
 

@@ -20,8 +20,8 @@ NODE_STATUS: Final = "node"
 STATUS_PREFIX: Final = "perf: "
 RECENT_FRAMES: Final = 4096
 FAR_LATE_MS: Final = 5.0
+# A node reports every second; what has missed three reports is not there, or cannot be heard.
 SILENT_S: Final = 3.0
-"""A node reports every second; what has missed three reports is not there, or cannot be heard."""
 _EVENTS: Final = 200
 _LONGEST_MS: Final = 1e9  # a stamp is further off only if it is nonsense
 _MATCH_NS: Final = 8_000_000
@@ -32,8 +32,8 @@ _LEAST_SAMPLES: Final = 60  # the memory that a start fills is no trend
 _S_PER_MIN: Final = 60.0
 _STEPS: Final = ("wait", "decode", "preprocess", "inference", "postprocess")
 _ALERT: Final = "alert "
+# Of events, by the level of a diagnostic status.
 _KINDS: Final = ("ok", "warn", "error", "warn")
-"""Of events, by the level of a diagnostic status."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,6 @@ class SeenFrame:
 
     @property
     def answer(self) -> str:
-        """How it was answered, in words."""
         words = (
             self.outcome.word if self.fallback is None else f"{self.outcome.word} → {self.fallback.word}"
         )
@@ -90,7 +89,6 @@ class StageState:
     far_late: int = 0  # those of them that were answered later than `FAR_LATE_MS` after their deadline
 
     def add(self, record: SeenFrame) -> None:
-        """Take an answered frame."""
         self.recent.append(record)
         self.records += 1
         if record.outcome is not Outcome.STARTING:
@@ -144,7 +142,6 @@ class StageState:
 
     @property
     def complete(self) -> bool:
-        """Whether each of its workers can answer."""
         states = [
             value
             for key, value in self.values.items()
@@ -154,7 +151,6 @@ class StageState:
 
     @property
     def unanswered(self) -> int:
-        """Frames for which there was nothing to publish."""
         return self.count("unanswered") or 0
 
     @property
@@ -225,7 +221,6 @@ class NodeState:
 
     @property
     def heard(self) -> bool:
-        """Whether it has ever reported."""
         return math.isfinite(self.heard_s)
 
     @property
@@ -235,7 +230,6 @@ class NodeState:
 
     @property
     def silent(self) -> bool:
-        """Whether its reports have stopped."""
         return self.heard and self.silence_s > SILENT_S
 
     @property
@@ -254,7 +248,6 @@ class NodeState:
         self._silence_known = self.silent
 
     def event(self, kind: str, source: str, text: str) -> None:
-        """Add an event, now."""
         self.event_count += 1
         self.events.append(NodeEvent(self.elapsed_s, kind, source, " ".join(text.split())))
 
@@ -405,7 +398,6 @@ def number_of(text: str | None) -> float:
 
 
 def by_label(message: Any) -> dict[str, float]:  # noqa: ANN401 - std_msgs/Float64MultiArray
-    """The numbers of a message by the labels of its layout."""
     return {dim.label: float(value) for dim, value in zip(message.layout.dim, message.data, strict=False)}
 
 

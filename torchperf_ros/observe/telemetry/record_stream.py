@@ -26,14 +26,18 @@ from torchperf_ros.workers.protocol import SHAPES_BYTES
 
 VERSION: Final = 5
 MAX_PACKET_BYTES: Final = 131_072
+# A payload up to this size travels in the packet itself, which takes less time than a ring does.
 _MAX_INLINE: Final = 16_384
-"""A payload up to this size travels in the packet itself, which takes less time than a ring does."""
 _MAX_REASON: Final = 4_000
+# Version, kind, index, lost, ROS time.
+#
+# Of the payload: offset and length in the ring, length in the packet.
 _HEAD: Final = struct.Struct("<BBHIqQII")
-"""Version, kind, index, lost, ROS time.
-
-Of the payload: offset and length in the ring, length in the packet.
-"""
+# A frame's row, see `KEPT`, with what only the recorder needs.
+#
+# `received_ns` is monotonic. `offset` and `length`: place of the inputs in the stage's ring.
+# `profiled`: whether a profiler was recording. `step`: of an anytime model. `shapes`: of the
+# model's inputs.
 SENT: Final = np.dtype(
     [
         *KEPT,
@@ -45,11 +49,6 @@ SENT: Final = np.dtype(
         ("shapes", f"S{SHAPES_BYTES}"),
     ]
 )
-"""A frame's row, see `KEPT`, with what only the recorder needs.
-
-`received_ns` is monotonic. `offset` and `length`: place of the inputs in the stage's ring. `profiled`:
-whether a profiler was recording. `step`: of an anytime model. `shapes`: of the model's inputs.
-"""
 _CODES: Final = {"i8": "q", "f8": "d", "u8": "Q", "u2": "H", "b1": "?"}
 # The bytes of a row: `struct` makes them of a tuple in a tenth of the time that numpy takes.
 _ROW: Final = struct.Struct(
@@ -59,8 +58,8 @@ _BODY: Final = _HEAD.size + _ROW.size
 _MOST_STEPS: Final = 2**16 - 1
 _FRAME_KIND, _MESSAGE_KIND, _EVENT_KIND = range(3)
 _MAX_EVENT: Final = MAX_PACKET_BYTES - _HEAD.size
+# Characters that each text of an event may have, tried in this order until the event fits.
 _CUT_TO: Final = (_MAX_EVENT, 16_384, 2_048, 64)
-"""Characters that each text of an event may have, tried in this order until the event fits."""
 
 
 def sent_row(answer: Answer, t_ns: int, answer_ms: float) -> bytes:
@@ -107,7 +106,6 @@ class FrameRecord:
 
     @property
     def published_ns(self) -> int:
-        """When it was answered, monotonic."""
         total_ms = float(self.row["total_ms"])
         return self.received_ns + (round(total_ms * NS_PER_MS) if math.isfinite(total_ms) else 0)
 
@@ -147,18 +145,15 @@ class StreamWriter:
         self.ring = FrameRing(ring_bytes)
 
     def connect(self, own: socket.socket) -> None:
-        """Send to a recorder from now on."""
         self.disconnect()
         self._socket = own
 
     def disconnect(self) -> None:
-        """Send no more."""
         own, self._socket = self._socket, None
         if own is not None:
             own.close()
 
     def frame(self, stage: int, t_ns: int, answer: Answer, answer_ms: float) -> None:
-        """Send an answered frame."""
         if self._socket is None:
             return
         inline, offset, length = answer.payload or b"", 0, 0
@@ -169,7 +164,6 @@ class StreamWriter:
         self._send(head + sent_row(answer, t_ns, answer_ms) + inline + reason)
 
     def message(self, topic: int, t_ns: int, data: bytes) -> None:
-        """Send a message that was published."""
         inline, offset, length = (data, 0, 0) if len(data) <= _MAX_INLINE else self._put(data)
         self._send(
             _HEAD.pack(VERSION, _MESSAGE_KIND, topic, self.lost, t_ns, offset, length, len(inline)) + inline
@@ -204,7 +198,6 @@ class StreamWriter:
             self.lost = 0
 
     def close(self) -> None:
-        """Release the ring."""
         self.disconnect()
         self.ring.close()
 

@@ -86,7 +86,6 @@ class Screen:
             self._live.stop()
 
     def show(self) -> None:
-        """Show the state of now."""
         if self._live is not None:
             self._live.update(self._draw(*self._console.size), refresh=True)
             return

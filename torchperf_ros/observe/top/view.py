@@ -125,7 +125,6 @@ def whole_height(node: NodeState) -> int:
 
 
 def ends(left: Text, right: Text, width: int) -> Table:
-    """A row with text at both its ends."""
     table = Table.grid(expand=True)
     table.width = width
     table.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
@@ -159,7 +158,6 @@ def node_title(node: NodeState, width: int) -> Table:
 
 
 def node_line(node: NodeState) -> str:
-    """The node in one line, where there is no terminal to draw in."""
     if not node.heard:
         others = f"; heard instead: {', '.join(sorted(node.others))}" if node.others else ""
         return f"waiting for {node.name}: nothing heard for {node.elapsed_s:.0f} s{others}"
@@ -304,7 +302,6 @@ def _rows(stage: StageState, width: int, count: int) -> list[Text]:
 
 
 def _candidate(stage: StageState, width: int) -> list[Text]:
-    """The other version of the model, and how it compares."""
     if not (said := stage.values.get("candidate")):
         return []
     colour = "red1" if any(word in said for word in ("rolled back", "refused", "given up")) else "bold"

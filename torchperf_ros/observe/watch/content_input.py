@@ -77,7 +77,6 @@ class InputContent:
             self._look(item.data, now_ns)
 
     def _follow_stamp(self, stamp_ns: int, now_ns: int) -> None:
-        """How long the stamp has stood, and how long it usually does."""
         if stamp_ns == self._stamp_ns:
             self._stamp_frames += 1
             return

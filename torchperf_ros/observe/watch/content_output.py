@@ -43,7 +43,6 @@ class Stretch:
         self._first_ns = self._since_ns = self._last_ns = 0
 
     def update(self, now_ns: int, *, is_so: bool) -> None:
-        """Whether it is so now."""
         self._first_ns = self._first_ns or now_ns
         if self._since_ns and now_ns - self._last_ns > _BREAK_S * NS_PER_S:
             self._since_ns = 0
@@ -69,7 +68,6 @@ class OutputContent:
     """The outputs of one stage; two a second are decoded."""
 
     def __init__(self, stage: str, topic: str, type_name: str) -> None:
-        """Name the stage, and its output's topic and type."""
         self._stage = stage
         self._topic = topic
         self._type_name = type_name

@@ -205,7 +205,6 @@ class _MemorySeries(NamedTuple):
 
     @property
     def grown_mib(self) -> float:
-        """Since the worker was ready."""
         return self.now.mib - self.first_mib
 
 
@@ -315,7 +314,7 @@ def _samples(use: "MemoryUse", stages: "Sequence[Stage]", limit_mib: int) -> Ite
                 key = f"{worker.pid} resident"
                 yield _Sample(owner, key, f"resident memory {of}", rss / _MIB, rss_room, named)
             for kind, words in _SERIES.items():
-                if (used := worker.memory_bytes.get(kind)) is not None:
+                if (used := worker.said.memory_bytes.get(kind)) is not None:
                     left = rss_room if kind == "history" else min(room, use.by_workers["free"] / _MIB)
                     yield _Sample(owner, f"{worker.pid} {kind}", f"{words} {of}", used / _MIB, left, named)
 

@@ -15,6 +15,7 @@ _SIDE: Final = _ACROSS * _ACROSS
 _ENCODING: Final = re.compile(r"(mono|rgba?|bgra?|bayer_[a-z]{4})(8|16)|(8[us]|16u|32f)c(\d*)")
 _CHANNELS: Final = {"rgb": 3, "bgr": 3, "rgba": 4, "bgra": 4}
 _KINDS: Final = {"8": "u1", "8u": "u1", "8s": "u1", "16": "u2", "16u": "u2", "32f": "f4"}
+# How many bytes a pixel takes, and which of them is its brightness.
 _LUMA: Final = {
     "yuv422": (2, 1),
     "uyvy": (2, 1),
@@ -24,7 +25,6 @@ _LUMA: Final = {
     "nv21": (1, 0),
     "nv24": (1, 0),
 }
-"""How many bytes a pixel takes, and which of them is its brightness."""
 _BLACK, _WHITE = 0.08, 0.98  # of the full scale
 _DARK: Final = 16 / 255  # nothing that is brighter: a night has its lamps
 _FLAT: Final = 0.02  # of the full scale, between the 2nd and the 98th percentile
@@ -120,7 +120,6 @@ def compressed_picture(message: Any, *, whole: bool = False) -> Picture | None: 
 def _points(
     rows: NDArray[Any], width: int, pixel: int, colours: range, apart: int
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Values at the points, and beside them."""
     at = np.arange(_SIDE)
     columns = at * width // _SIDE
     columns = np.concatenate([columns, np.minimum(columns + apart, width - 1)]) * pixel

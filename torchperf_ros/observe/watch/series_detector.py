@@ -15,11 +15,12 @@ from torchperf_ros.workers.calibration import SortedWindow
 
 Direction = Literal["both", "up", "down"]
 
+# A score from here on is an anomaly.
 THRESHOLD = 0.5
-"""A score from here on is an anomaly."""
 
+# The caution for a value in each frame or second, of which there are too many for four false alarms
+# in 10,000.
 FRAME_CAUTION = 1.4
-"""The caution for a value in each frame or second, of which there are too many for four false alarms in 10,000."""
 
 _AT_THRESHOLD = 2.0  # surprise, a power of ten, that scores 0.5 with caution 1
 _MOST_CAUTION = 4.0

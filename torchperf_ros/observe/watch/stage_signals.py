@@ -21,8 +21,8 @@ from torchperf_ros.observe.watch.signals import Signal, SignalRule, alert, numbe
 from torchperf_ros.workers.calibration import SortedWindow
 
 _Rows = NDArray[np.void]
+# What the last second was, by name, and what is unusual about it.
 Judged = tuple[dict[str, float], list[Alert]]
-"""What the last second was, by name, and what is unusual about it."""
 
 _STOPPED_S, _STOPPED_INTERVALS = 3.0, 5.0
 _STOPPED_AFTER = 10  # frames that make an input one that comes regularly
@@ -31,16 +31,15 @@ _MISSES, _FEW_MISSES = 0.1, 0.02  # an alert from this share of the frames on, u
 _MISSES_S, _FEWEST_MISSES = 10, 3  # over so many seconds, with so many misses in them at least
 _MOSTLY = 0.5
 _KNOWN_FRAMES = 600  # after which it is known how many misses are usual
+# What is judged of a second's latencies.
+#
+# Which share of the usual is unusual, and for how many seconds; the least in ms, and as a share of
+# the budget. The first that is found is the alert.
 _LATENCIES = {
     "p50": (0.15, 3, 1.0, 0.05),
     "maximum": (1.0, 5, 5.0, 0.25),
     "jitter": (1.0, 5, 1.0, 0.03),
 }
-"""What is judged of a second's latencies.
-
-Which share of the usual is unusual, and for how many seconds; the least in ms, and as a share of the budget.
-The first that is found is the alert.
-"""
 _MOST_FRAMES = 0.75  # within the jitter around the median: single stalls are no jitter
 _STEPS = ("wait", "decode", "preprocess", "inference", "postprocess")
 _STEP_WINDOW = 300  # seconds
@@ -277,6 +276,7 @@ class _CounterRule(NamedTuple):
     text: str
 
 
+# At least so many in so many seconds are an alert.
 _COUNTERS = (
     _CounterRule("restarts", "restarts", 3, 300.0, "workers were restarted"),
     _CounterRule(
@@ -291,11 +291,10 @@ _COUNTERS = (
     ),
     _CounterRule("engine_errors", "model error", 3, 60.0, "calls failed in the engine, eager answered"),
 )
-"""At least so many in so many seconds are an alert."""
 
 
+# What the values are called, or end with, that `CounterSignals` takes from a stage's status.
 COUNTED = tuple(rule.key for rule in _COUNTERS)
-"""What the values are called, or end with, that `CounterSignals` takes from a stage's status."""
 
 
 class CounterSignals:

@@ -17,8 +17,9 @@ from torchperf_ros.observe.watch.content_output import OutputContent
 from torchperf_ros.observe.watch.machine_watch import MachineWatch
 from torchperf_ros.observe.watch.stage_signals import CounterSignals, StageSignals
 
+# The event that says whether the node is `active`, and the counters of its `stages` by name, see
+# `COUNTED`.
 COUNTERS = "counters"
-"""The event that says whether the node is `active`, and the counters of its `stages` by name, see `COUNTED`."""
 _MOST_SECONDS = 600  # a longer silence is not judged second by second
 
 
@@ -54,7 +55,6 @@ class StageWatch:
         self._end_ns = 0
 
     def frame(self, record: FrameRecord) -> None:
-        """Take an answered frame."""
         self.advance(record.published_ns)
         self.signals.answered(record.row)
         for item in record.inputs:

@@ -26,8 +26,8 @@ from torchperf_ros.replay.replay_options import ReplayOptions, prefer_this_proce
 from torchperf_ros.settings.config import NodeConfig
 
 SUMMARY_FILE, PAGE = "summary.json", "report.html"
+# What the summary in the folder of a replayed log says that it is of.
 KIND: Final = "replayed log"
-"""What the summary in the folder of a replayed log says that it is of."""
 _KIND_OF_ALL: Final = "replayed logs"
 _VERSION: Final = 1
 _WORST: Final = 8  # logs that are shown in detail on the page
@@ -35,8 +35,8 @@ _WORST: Final = 8  # logs that are shown in detail on the page
 _PICTURED: Final = 3
 _FIGURES: Final = ("miss_ratio", "p50_ms", "p95_ms", "p99_ms", "max_ms", "budget_ms")
 _COUNTS: Final = ("received", "superseded", "stale", "anomalies")
+# What fails the same way again.
 _LASTING: Final = (LogError, ConfigError, BatchError)
-"""What fails the same way again."""
 _LOOK_S: Final = 0.25
 
 
@@ -125,7 +125,6 @@ class LogTask:
 
     @property
     def name(self) -> str:
-        """Of this start, on the cluster."""
         return f"{self.run_folder.name}-{self.log.name}"
 
 

@@ -24,8 +24,8 @@ from torchperf_ros.replay.replay_result import ReplayResult
 _FOLDER: Final = "TORCHPERF_FIELDLOGS"
 _OF_THE_LOG: Final = "log"
 _EXAMPLE: Final = 'golden.check(result, "perception", name="night")'
+# Results by what they are of.
 Replays = dict[object, ReplayResult]
-"""Results by what they are of."""
 
 
 class ReplayFixture:

@@ -21,18 +21,17 @@ from torchperf_ros.replay.replay_result import PublishedFrame, ReplayResult, sta
 
 _ORIGIN: Final = "torchperf_golden"
 _WORD: Final = (1 << 64) - 1
+# MCAP's times have no sign, stamps have.
+#
+# A stamp before 1970 stands in `publish_time` as its two's complement.
 _SIGN: Final = 1 << 63
-"""MCAP's times have no sign, stamps have.
-
-A stamp before 1970 stands in `publish_time` as its two's complement.
-"""
 _OUTPUT: Final = "the output"
+# Begins a key of the metadata: the guard's verdicts on a stage's frames.
 _CHECKS: Final = "checks of "
-"""Begins a key of the metadata: the guard's verdicts on a stage's frames."""
+# Begins a key of the metadata: how many of a stage's frames had no answer.
 _SUPERSEDED: Final = "superseded of "
-"""Begins a key of the metadata: how many of a stage's frames had no answer."""
+# Begins a key of the metadata: by which engines a stage ran.
 _ENGINES: Final = "engines of "
-"""Begins a key of the metadata: by which engines a stage ran."""
 _MOST_FIELDS: Final = 12
 
 
@@ -50,8 +49,8 @@ class Golden:
     origin: Mapping[str, str]
     frames: Mapping[str, tuple[PublishedFrame, ...]]
     superseded: Mapping[str, int] = field(default_factory=dict)
+    # By stage: by which engine each tier ran. Outputs that agree may come from others.
     engines: Mapping[str, str] = field(default_factory=dict)
-    """By stage: by which engine each tier ran. Outputs that agree may come from others."""
 
     def changed_since(self, other: "Golden") -> list[str]:
         """What these were made from that the others were not, for example `parameters`."""

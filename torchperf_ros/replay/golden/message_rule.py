@@ -23,18 +23,18 @@ from torchperf_ros.api.pixels import pixels
 _QUATERNION: Final = "geometry_msgs/msg/Quaternion"
 _IMAGE: Final = "sensor_msgs/msg/Image"
 _IMAGES: Final = (_IMAGE, "sensor_msgs/msg/CompressedImage")
+# Encodings whose pixels are compared; decoding others could hide a difference, as in an alpha
+# channel.
 _PLAIN: Final = frozenset({"rgb8", "bgr8", "8UC3", "mono8", "8UC1", "mono16", "16UC1", "32FC1"})
-"""Encodings whose pixels are compared; decoding others could hide a difference, as in an alpha channel."""
 _MARKERS: Final = "visualization_msgs/msg/MarkerArray"
+# Where the elements of a list lie that has no order.
+#
+# A score that differs in the last digit may put two boxes the other way round.
 _POSITIONS: Final = {
     _MARKERS: "pose.position",
     "vision_msgs/msg/Detection2DArray": "bbox.center.position",
     "vision_msgs/msg/Detection3DArray": "bbox.center.position",
 }
-"""Where the elements of a list lie that has no order.
-
-A score that differs in the last digit may put two boxes the other way round.
-"""
 _TIMES: Final = frozenset({"builtin_interfaces/msg/Time", "builtin_interfaces/msg/Duration"})
 
 
@@ -90,15 +90,17 @@ class MessageRule:
     images: Mapping[str, ImageTolerance] = field(default_factory=dict)
 
 
+# Rules by message type, for example `nav_msgs/msg/Path`.
 Rules = Mapping[str, MessageRule]
-"""Rules by message type, for example `nav_msgs/msg/Path`."""
 
+# For floating-point numbers that no rule names.
+#
+# A millimetre, or a thousandth; see `docs/testing.md` for why.
 USUAL: Final = Tolerance(absolute=1e-3, relative=1e-3)
-"""For floating-point numbers that no rule names.
 
-A millimetre, or a thousandth; see `docs/testing.md` for why.
-"""
-
+# The rules that count unless others are given for the same type.
+#
+# Types that are not here are compared by `USUAL`.
 BUILT_IN: Final[Rules] = MappingProxyType(
     {
         _MARKERS: MessageRule(ignore=("markers.id",)),
@@ -110,10 +112,6 @@ BUILT_IN: Final[Rules] = MappingProxyType(
         ),
     }
 )
-"""The rules that count unless others are given for the same type.
-
-Types that are not here are compared by `USUAL`.
-"""
 
 
 def check_rules(rules: Rules) -> None:
@@ -144,8 +142,9 @@ def _type_of(type_name: str, path: str) -> str:
     return inside
 
 
+# The rules of the types that a value lies in, the outer one first, each with the value's path in
+# the type.
 _Seen = tuple[tuple[MessageRule, str], ...]
-"""The rules of the types that a value lies in, the outer one first, each with the value's path in the type."""
 _EXACT: Final = Tolerance()
 
 

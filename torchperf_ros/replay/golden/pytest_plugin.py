@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from torchperf_ros.replay.golden.fixtures import GoldenFixture, ReplayFixture, Replays
     from torchperf_ros.replay.golden.message_rule import Rules
 
+# The property of a test that says which golden file it has written.
 REFRESHED: Final = "golden_refreshed"
-"""The property of a test that says which golden file it has written."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -41,7 +41,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the marker."""
     config.addinivalue_line(
         "markers",
         "fieldlog(path, optional=False): the log that the test's `replay` replays, beside the test's file,"

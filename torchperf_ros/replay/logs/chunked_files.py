@@ -48,8 +48,9 @@ from torchperf_ros.replay.logs.log_storage import (
 MCAP_MAGIC: Final = b"\x89MCAP0\r\n"
 ROS1_MAGIC: Final = b"#ROSBAG V2.0\n"
 ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
+# A chunk that claims to be larger is damaged: recorders write chunks of about a MiB, or of one
+# message.
 _MAX_CHUNK_BYTES: Final = 1 << 31
-"""A chunk that claims to be larger is damaged: recorders write chunks of about a MiB, or of one message."""
 _BUFFER_BYTES: Final = 1 << 16  # a larger message is read past the buffer, without a copy
 _LOOSE_BYTES: Final = 1 << 20
 _RECORD: Final = struct.Struct("<BQ")  # of MCAP: what it is, and how many bytes follow
@@ -65,10 +66,11 @@ _MESSAGE: Final = struct.Struct(
 
 _NO_SCHEMA: Final = mcap_records.Schema(data=b"", encoding="", id=0, name="")
 
+# Of each record what it is in its format, its begin and end, and of a message its channel's number
+# and time in ns.
 Records = Iterator[tuple[int, int, int, int, int]]
-"""Of each record what it is in its format, its begin and end, and of a message its channel's number and time in ns."""
+# Messages in the order of the file: number of the channel, time in ns, data.
 Walk = Iterator[tuple[int, int, bytes]]
-"""Messages in the order of the file: number of the channel, time in ns, data."""
 
 
 def unpacked(compression: str, data: bytes, raw_bytes: int, *, whole: bool = True) -> bytes:
@@ -265,7 +267,6 @@ class ChunkedFile(abc.ABC):
                 yield chunk.start_ns, partial(self._messages, chunk, numbers, start_ns, end_ns)
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     def _messages(
@@ -304,7 +305,6 @@ class ChunkedFile(abc.ABC):
             raise Damaged("the file breaks off in it")
 
     def _noted(self, chunk: Chunk, walk: Walk) -> Walk:
-        """The messages up to the damage, if there is one, which is noted."""
         used = 0
         try:
             for message in walk:

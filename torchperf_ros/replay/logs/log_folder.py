@@ -12,13 +12,13 @@ from torchperf_ros.replay.logs.db3_file import DB3_MAGIC
 from torchperf_ros.replay.logs.log_storage import LogError, LogNotes
 from torchperf_ros.settings.params_file import read_yaml
 
+# What the kinds of files are, and the bytes that they begin with.
 _KINDS: Final = {
     ".mcap": ("an MCAP file", MCAP_MAGIC),
     ".db3": ("a database of SQLite", DB3_MAGIC),
     ".bag": ("a ROS 1 bag of version 2.0", ROS1_MAGIC),
     ".zstd": ("a file compressed by zstd", ZSTD_MAGIC),
 }
-"""What the kinds of files are, and the bytes that they begin with."""
 SUFFIXES: Final = (".mcap", ".db3", ".bag", ".mcap.zstd", ".db3.zstd", ".bag.active")
 _METADATA: Final = "metadata.yaml"
 _BLOCK_BYTES: Final = 1 << 17  # of zstd; what is damaged costs what is unpacked at once with it

@@ -33,8 +33,8 @@ __all__ = ["LogError", "LogFindings", "LogMessage", "LogReader", "LogTopic"]
 _ENCODINGS: Final = ("cdr", "ros1")
 _FAR_NS: Final = 86_400 * 1_000_000_000
 _FEW: Final = 10  # messages; or a hundredth of the log
+# ROS counts time in signed 64 bit.
 _LATEST_NS: Final = (1 << 63) - 1
-"""ROS counts time in signed 64 bit."""
 _Entry = tuple[float, RawMessage | None]
 _STORAGES: Final[Mapping[str, type[ChunkedFile | Db3File]]] = {
     ".mcap": McapFile,
@@ -104,7 +104,6 @@ class LogReader(contextlib.AbstractContextManager["LogReader"]):
 
     @property
     def findings(self) -> LogFindings:
-        """What was noticed so far."""
         return self._notes.findings
 
     def messages(
@@ -264,7 +263,6 @@ class LogReader(contextlib.AbstractContextManager["LogReader"]):
         return bool(unknown)
 
     def close(self) -> None:
-        """Close the files."""
         self._files.close()
 
     def __exit__(self, *_: object) -> None:

@@ -70,8 +70,8 @@ class Span(NamedTuple):
     channels: frozenset[Channel]
 
 
+# What is read at once: from which time in ns on it has messages, and what reads them in order.
 Part = tuple[float, Callable[[], Iterator[RawMessage]]]
-"""What is read at once: from which time in ns on it has messages, and what reads them in order."""
 
 
 @dataclass

@@ -27,14 +27,13 @@ from torchperf_ros.replay.logs.player import (
 from torchperf_ros.workers.process_setup import prefer_this_process
 
 Say = Callable[[str], None]
+# Gets how much of how much of the log's time has been played, in ns.
+#
+# Of 0 where its length is not known.
 Progress = Callable[[int, int], None]
-"""Gets how much of how much of the log's time has been played, in ns.
-
-Of 0 where its length is not known.
-"""
 _NODE_S: Final = 120.0
+# How often the time is published besides once with each message, as `ros2 bag play --clock` does.
 _CLOCK_HZ: Final = 40.0
-"""How often the time is published besides once with each message, as `ros2 bag play --clock` does."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +143,6 @@ def _play(
 
 
 def summary(tally: Tally, took_s: float) -> str:
-    """What was played, in one line."""
     rounds = f" in {tally.rounds} rounds" if tally.rounds > 1 else ""
     late = f"{tally.late} late, the worst by" if tally.late else "none later than 5 ms, the worst by"
     played = f"{tally.played:,} message{'' if tally.played == 1 else 's'}"

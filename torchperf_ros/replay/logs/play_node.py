@@ -32,10 +32,11 @@ from torchperf_ros.replay.logs.player import Player, PlayError
 CLOCK_TOPIC: Final = "/clock"
 _DEPTH: Final = 10
 _MOST_LATCHED: Final = 1000
+# A publisher may know a subscriber before the subscriber knows it, and what it publishes until then
+# is lost.
 _MUTUAL_S: Final = 0.5
-"""A publisher may know a subscriber before the subscriber knows it, and what it publishes until then is lost."""
+# A request may be lost, and an answer.
 _ASK_AGAIN_S: Final = 1
-"""A request may be lost, and an answer."""
 _LAST_S: Final = 1
 _LOOK_S: Final = 0.5
 
@@ -108,11 +109,9 @@ class PlayNode(contextlib.AbstractContextManager["PlayNode"]):
             raise PlayError(f"topic {name!r} is not allowed: {' '.join(str(error).split())}") from error
 
     def publish(self, message: LogMessage) -> None:
-        """Publish a message of the log."""
         self._publishers[message.topic].publish(message.data)
 
     def publish_time(self, log_ns: int) -> None:
-        """Publish the log's time, if that is wanted."""
         if self._clock is not None:
             clock = self._clock.msg_type()
             clock.clock.sec, clock.clock.nanosec = divmod(max(log_ns, 0), NS_PER_S)

@@ -167,7 +167,6 @@ class Pace:
             self._paused_ns = now_ns
 
     def resume(self, now_ns: int) -> None:
-        """Go on where the pause began."""
         if self._paused_ns is not None:
             self._start_ns += now_ns - self._paused_ns
             self._paused_ns = None
@@ -232,12 +231,10 @@ class Player:
             self._pace.pause(self._clock())
 
     def resume(self) -> None:
-        """Go on where the pause began."""
         with self._news():
             self._pace.resume(self._clock())
 
     def toggle(self) -> None:
-        """Pause or go on."""
         (self.resume if self.paused else self.pause)()
 
     def end(self) -> None:
@@ -258,7 +255,6 @@ class Player:
 
     @property
     def log_ns(self) -> int:
-        """The log's time now."""
         return self._pace.log_ns(self._clock())
 
     def play(self, messages: Iterable[LogMessage | None]) -> None:

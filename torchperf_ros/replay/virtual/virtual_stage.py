@@ -25,6 +25,7 @@ from torchperf_ros.workers.process_setup import held_interrupt
 from torchperf_ros.workers.protocol import Response
 from torchperf_ros.workers.worker_pool import Log, PoolListener, RestartPolicy, WorkerPool
 from torchperf_ros.workers.worker_process import WorkerProcess
+from torchperf_ros.workers.worker_setup import WorkerSetup
 
 _POLL_S: Final = 0.005
 _LOOK_S: Final = 0.05
@@ -35,13 +36,13 @@ _NEVER: Final = 0
 _TOO_LATE: Final = frozenset({Outcome.LATE, Outcome.PARTIAL})
 
 
+# Worker processes by the index of their stage, for one pace after the other, each with stages of
+# the same parameters.
+#
+# For adapters that remember nothing from frame to frame; starting workers takes longer than a short
+# drive. For the same reason a death that is drawn ends none of them: its replacement is due when
+# the clock says so, and is the same process. Who keeps them stops them.
 KeptPools = dict[int, WorkerPool]
-"""Worker processes by the index of their stage, for one pace after the other, each with stages of the same parameters.
-
-For adapters that remember nothing from frame to frame; starting workers takes longer than a short drive.
-For the same reason a death that is drawn ends none of them: its replacement is due when the clock says so,
-and is the same process. Who keeps them stops them.
-"""
 
 
 class VirtualPace(ReplayPace):
@@ -111,9 +112,7 @@ class _Pool:
         self._waited: dict[int, _Worker] = {}
         self._start_at_ns: dict[int, int] = {}
 
-    def opened(
-        self, config: StageConfig, setup: dict[str, Any], listener: PoolListener, log: Log
-    ) -> "_Pool":
+    def opened(self, config: StageConfig, setup: WorkerSetup, listener: PoolListener, log: Log) -> "_Pool":
         self.config, self._listener, self._log = config, listener, log
         self.policies = [RestartPolicy(self._clock) for _ in range(config.workers)]
         self.workers: list[_Worker | None] = [None] * config.workers
@@ -147,7 +146,6 @@ class _Pool:
 
     @property
     def keeps(self) -> bool:
-        """Whether its processes outlive it."""
         return self._kept is not None
 
     @property
@@ -176,12 +174,12 @@ class _Pool:
     # -- the real pool's thread
 
     def worker_ready(self, worker: WorkerProcess) -> None:
-        worker.usable = True
+        worker.serve()
 
     def worker_died(self, worker: WorkerProcess | None, reason: str, *, lasting: bool) -> None:
         if worker is not None:
             with self.using:
-                worker.usable = False
+                worker.withdraw()
 
     def worker_replaced(self, worker: WorkerProcess, successor: WorkerProcess) -> bool:
         return False  # nothing is compiled and nothing swapped in a replay
@@ -301,7 +299,7 @@ class _Worker:
     def __init__(self, process: WorkerProcess, pool: _Pool, ready_at_ns: int) -> None:
         self.number = self.pid = process.number
         self.calibrations = pool.times.calibrations()
-        self.tiers, self.missing, self.loaded = process.tiers, process.missing, process.loaded
+        self.said, self.loaded = process.said, process.loaded
         self.usable = self.hung = self.has_run = False
         self.seq: int | None = None
         self.busy_since_ns = 0
@@ -312,6 +310,12 @@ class _Worker:
         self._process, self._pool, self._using = process, pool, pool.using
         self._response: tuple[Response, bytes] | None = None
         self._of, self._plan = (0, 0, 0, 0), RunTimes(StepTimes())  # the last run
+
+    def serve(self) -> None:
+        self.usable = True
+
+    def withdraw(self) -> None:
+        self.usable = False
 
     @property
     def idle(self) -> bool:
@@ -422,7 +426,7 @@ class _Worker:
             observed = self._process.observe(seq, offset, length, time.monotonic_ns(), missed=missed)
         while True:
             with self._using:
-                if not self._process.usable or self._process.is_dead() or self._process.caught_up:
+                if not self._process.usable or self._process.is_dead() or self._process.backlog.is_empty:
                     return observed
             time.sleep(_CATCH_UP_S)
 
@@ -441,7 +445,6 @@ class _Worker:
 
 
 def _timed(response: Response, plan: RunTimes) -> Response:
-    """The response with the plan's times for the steps that were reached."""
     steps = [
         step
         for step in ("decode", "preprocess", "inference", "postprocess")

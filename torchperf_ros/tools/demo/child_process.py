@@ -77,7 +77,6 @@ class ChildProcess(contextlib.AbstractContextManager["ChildProcess"]):
             self._process.stdin.flush()
 
     def interrupt(self) -> None:
-        """Ask it to end."""
         self._process.send_signal(signal.SIGINT)
 
     def end(self) -> None:

@@ -221,7 +221,6 @@ class FaultGate:
     """
 
     def __init__(self, stage: str, path: Path) -> None:
-        """Closed."""
         self._stage, self._path = stage, path
         self._reports = 0  # how many there were when it was found closed; 0: it is open, as far as is known
 

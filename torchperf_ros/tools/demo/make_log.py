@@ -31,15 +31,16 @@ from torchperf_ros.models.road_scene import IMAGE_TYPE, ODOMETRY_TYPE, Pixels, R
 from torchperf_ros.replay.logs.log_reader import LogMessage
 from torchperf_ros.workers.process_setup import held_interrupt
 
+# Where the demo has images, by their type.
 IMAGE_TOPICS: Final = {
     IMAGE_TYPE: "/camera/image_raw",
     "sensor_msgs/msg/CompressedImage": "/camera/image_raw/compressed",
 }
-"""Where the demo has images, by their type."""
 ODOMETRY_TOPIC: Final = "/odom"
 OBJECTS_TOPIC: Final = "/ground_truth/objects"
 START_NS: Final = 1_700_000_000 * NS_PER_S
 FORMATS: Final = ("mcap", "db3", "bag")
+# What can go wrong for a while; `torchperf make-log --help` says what each is.
 FAULTS: Final = (
     "gap",
     "zero-stamp",
@@ -51,7 +52,6 @@ FAULTS: Final = (
     "frozen",
     "truncated",
 )
-"""What can go wrong for a while; `torchperf make-log --help` says what each is."""
 _OBJECTS_TYPE: Final = "visualization_msgs/msg/MarkerArray"
 _ODOMETRY_HZ: Final = 30.0
 _CAR_LENGTH_M: Final = 4.5
@@ -93,7 +93,6 @@ class DriveLog:
 
     @property
     def image_topic(self) -> str:
-        """Where the images are."""
         return list(IMAGE_TOPICS.values())[self.compressed]
 
     def messages(self) -> Iterator[LogMessage]:
@@ -110,7 +109,6 @@ class DriveLog:
             yield heapq.heappop(waiting)[2]
 
     def active(self, kind: str, at_s: float) -> LogFault | None:
-        """The fault of this kind that is on at a time, if there is one."""
         on = (fault for fault in self.faults if fault.start_s <= at_s < fault.start_s + fault.duration_s)
         return next((fault for fault in on if fault.kind == kind), None)
 

@@ -22,8 +22,8 @@ from torchperf_ros.observe.top.view import DASH, short
 _IN_FLIGHT: Final = 1  # the last frame may still be on its way when the counters are read
 _OTHERS_SHARE: Final = 0.1
 _RECEIVED_SHARE: Final = 0.95
+# No answer may leave later than this after its deadline.
 PUNCTUAL_MS: Final = 1.0
-"""No answer may leave later than this after its deadline."""
 
 
 class Shares(NamedTuple):
@@ -38,10 +38,10 @@ class Shares(NamedTuple):
     on_time: float
 
 
+# What PASS takes; by whether the drive is sabotaged.
 NEEDED: Final = {False: Shares(0.99, 0.95), True: Shares(0.95, 0.85)}
-"""What PASS takes; by whether the drive is sabotaged."""
+# Exit statuses; 2 is bad input.
 PASSED, FAILED, TOO_BUSY = 0, 1, 3
-"""Exit statuses; 2 is bad input."""
 
 
 @dataclass
@@ -56,7 +56,6 @@ class Injection:
 
     @property
     def answer(self) -> str:
-        """How the frame was answered, in words."""
         return "not seen" if self.record is None else self.record.answer
 
     @property
@@ -92,7 +91,6 @@ class DriveState(NodeState):
         self.others_share = math.nan  # of the processor, that other programs or the host took, 0 to 1
 
     def on_player(self, line: str) -> None:
-        """Fold in a line that the player wrote."""
         values = json.loads(line) if line.startswith("{") else {"event": "note", "text": line}
         word = values.pop("event")
         if word == "done":
@@ -103,7 +101,6 @@ class DriveState(NodeState):
             self.event("note", "player", values["text"])
 
     def on_journal(self, stage: str, line: str) -> None:
-        """Fold in a line of a saboteur's journal."""
         entry = json.loads(line)
         self.injections.append(Injection(stage, entry["kind"], entry["stamp_ns"], entry["pid"]))
 
@@ -135,14 +132,12 @@ class DriveResult(NamedTuple):
 
     @property
     def status(self) -> int:
-        """The exit status."""
         if self.failures or (self.short and not self.busy):
             return FAILED
         return TOO_BUSY if self.short else PASSED
 
 
 def judge(state: DriveState) -> DriveResult:
-    """Look at the final state of a drive."""
     failures = [] if state.stages else ["node: reported no stages"]
     short: list[str] = []
     notes: list[str] = []
@@ -185,7 +180,6 @@ def judge(state: DriveState) -> DriveResult:
 
 
 def _short_of(stage: StageState, needed: Shares) -> list[str]:
-    """What a stage lacks to pass."""
     found = []
     if (came := stage.ended + (stage.dropped or 0)) and stage.records:
         without = stage.unanswered + (stage.dropped or 0)

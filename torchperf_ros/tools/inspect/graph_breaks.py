@@ -76,7 +76,6 @@ class SourceLine:
 
 @lru_cache(maxsize=4096)
 def read_line(file: str, line: int) -> SourceLine:
-    """What stands at this line."""
     text = linecache.getline(file, line).strip()
     tree = _syntax_tree(file)
     if tree is None:
@@ -119,7 +118,6 @@ def _foreign_names(file: str) -> frozenset[str]:
 
 
 def names_in(node: ast.AST) -> set[str]:
-    """Every plain name in an expression."""
     return {found.id for found in ast.walk(node) if isinstance(found, ast.Name)}
 
 
@@ -257,7 +255,6 @@ class GraphBreak:
 
     @property
     def place(self) -> tuple[str, int]:
-        """File and line."""
         return self.line.file, self.line.line
 
     @property

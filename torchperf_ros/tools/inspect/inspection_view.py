@@ -33,8 +33,6 @@ def _count(number: int, word: str) -> str:
 
 
 def as_json(inspection: Inspection, max_breaks: int | None) -> dict[str, Any]:
-    """Everything that was found."""
-
     def place(line: SourceLine) -> dict[str, Any]:
         return {"file": line.file, "line": line.line, "source": line.text}
 

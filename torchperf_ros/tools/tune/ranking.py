@@ -211,7 +211,6 @@ class TierChoice:
         ]
 
     def _is_worth(self, one: Point, other: Point) -> bool:
-        """Whether one tier is worth keeping beside the other."""
         faster = self._rankings[one.tier].is_faster(one.standing, other.standing)
         return faster or one.accuracy.merit > other.accuracy.merit + self._limits.max_loss
 

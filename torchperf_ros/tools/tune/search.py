@@ -94,7 +94,6 @@ class TuneState:
                 self._found[trial.tier, trial.candidate] = trial
 
     def of_tier(self, tier: str) -> dict[TuneCandidate, TuneTrial]:
-        """All that is known of a tier."""
         return {candidate: trial for (name, candidate), trial in self._found.items() if name == tier}
 
     def find(self, tier: str, candidate: TuneCandidate, timeout_s: float) -> TuneTrial | None:

@@ -65,7 +65,6 @@ class TuneSpace:
 
     @property
     def ranking(self) -> Ranking:
-        """Of the trials so far."""
         return Ranking(self.trials, self._limits)
 
     def search(self) -> Iterator[TuneCandidate]:

@@ -69,7 +69,6 @@ class TuneCandidate:
 
     @property
     def is_eager(self) -> bool:
-        """Whether nothing is compiled."""
         return self.options.engine == EAGER
 
 

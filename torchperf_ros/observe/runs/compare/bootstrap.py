@@ -30,8 +30,8 @@ from torchperf_ros.observe.runs.compare.changes import (
 )
 from torchperf_ros.observe.runs.run_log import UNKNOWN, StageLog
 
+# So many runs a side, and the run is the sample: two have no spread worth the name.
 RUNS: Final = 3
-"""So many runs a side, and the run is the sample: two have no spread worth the name."""
 RESAMPLES: Final = 1000
 NO_INTERVAL: Final = "a maximum has no interval: the next run's may be anything; it does not decide"
 _OF_RUNS: Final = f"shown, not judged; {RUNS} runs a side are judged by it"

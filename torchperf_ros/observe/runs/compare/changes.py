@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Final
 
+# Chance of a false alarm of all verdicts together; intervals are of 1 - ALPHA.
 ALPHA: Final = 0.05
-"""Chance of a false alarm of all verdicts together; intervals are of 1 - ALPHA."""
 # So many margins of change deserve a look, though nothing judges them.
 _CONSPICUOUS: Final = 10.0
 _DIGITS: Final = 2
@@ -53,6 +53,7 @@ MEMORY_PEAK: Final = Metric("memory_peak", "memory peak", "MiB", 0.05, 16.0, who
 MEMORY_SLOPE: Final = Metric("memory_slope", "memory slope", "MiB/h", 0.0, 60.0, whole=True)
 START_UP: Final = Metric("start_up", "start-up time", "s", 0.5, 2.0, whole=True)
 COMPILE: Final = Metric("compile", "compile time", "s", 0.25, 2.0, whole=True)
+# In the order of the tables.
 METRICS: Final = (
     P50,
     P95,
@@ -69,9 +70,8 @@ METRICS: Final = (
     START_UP,
     COMPILE,
 )
-"""In the order of the tables."""
+# Metrics whose share `--margin` sets.
 LATENCIES: Final = (P50, P99)
-"""Metrics whose share `--margin` sets."""
 
 
 class Judgement(enum.Enum):
@@ -128,7 +128,6 @@ class MetricChange:
 
     @property
     def difference(self) -> float:
-        """New less base."""
         return self.new - self.base
 
     @property

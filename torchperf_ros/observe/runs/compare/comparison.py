@@ -84,7 +84,6 @@ class Comparison:
     notes: tuple[str, ...]
 
     def with_verdict(self, *verdicts: Judgement) -> list[MetricChange]:
-        """The metrics that came out so."""
         return [one for one in self.changes if one.verdict in verdicts]
 
     @property

@@ -24,7 +24,6 @@ _MACHINE: Final = ("cpu", "cores", "memory_mib", "device", "torch")
 
 
 def verdict_page(comparison: Comparison) -> str:
-    """The page as HTML."""
     page = Page()
     bad = (
         comparison.with_verdict(Judgement.WORSE) or comparison.broken_limits or text.conspicuous(comparison)

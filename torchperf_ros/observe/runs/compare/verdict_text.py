@@ -12,6 +12,7 @@ from torchperf_ros.observe.runs.compare.comparison import Comparison
 from torchperf_ros.observe.runs.run_log import RunLog
 
 JSON_VERSION: Final = 2
+# The heads of `rows`.
 COLUMNS: Final = (
     "metric",
     "base",
@@ -22,7 +23,6 @@ COLUMNS: Final = (
     "p",
     "verdict",
 )
-"""The heads of `rows`."""
 _FACTS: Final = ("log", "model", "params_sha256", "pace", "seed", "machine", "commit", "complete")
 _MOST_NAMED: Final = 3
 _TINY_P: Final = 0.001

@@ -11,10 +11,10 @@ from typing import Any, Final
 
 _TEMPLATE: Final = Path(__file__).with_name("page.html")
 
+# A part of a section, with its `kind`, as `page.html` draws it.
 Block = dict[str, Any]
-"""A part of a section, with its `kind`, as `page.html` draws it."""
+# Of a table: a text, or a text with how it looks, as `page.html` draws it.
 Cell = str | dict[str, Any]
-"""Of a table: a text, or a text with how it looks, as `page.html` draws it."""
 
 
 def number_cell(text: str, value: float = math.nan) -> Cell:

@@ -24,18 +24,18 @@ from torchperf_ros.observe.runs.run_log import (
     StageLog,
 )
 
+# Keys of a frame in `page.html`: its input or a neighbour as a JPEG (`data:` URI), and which one it
+# is.
 Picture = Mapping[str, str]
-"""Keys of a frame in `page.html`: its input or a neighbour as a JPEG (`data:` URI), and which one it is."""
+# Makes pictures of frames that are chosen by stage and index, their longest side in pixels.
+#
+# Returns them by trigger and stamp in ns, and why some are missing, empty if none is.
 InputPictures = Callable[
     [RunLog, Mapping[str, Collection[int]], int], tuple[Mapping[tuple[str, int], Picture], str]
 ]
-"""Makes pictures of frames that are chosen by stage and index, their longest side in pixels.
-
-Returns them by trigger and stamp in ns, and why some are missing, empty if none is.
-"""
 MOST_BYTES: Final = 8_000_000
+# Of the table of many logs.
 MOST_ROWS: Final = 4000
-"""Of the table of many logs."""
 _POINTS, _SIDE, _LEAST_POINTS = 4000, 360, 50
 _WORST: Final = 10
 _MOST_ANOMALIES: Final = 300
@@ -45,6 +45,7 @@ _NS_PER_MS: Final = 1_000_000
 _LONGEST_PATH: Final = 1024
 _LINKED: Final = ("evidence", "folder", "path", "file")
 _LEVEL_CLASS: Final = {"OK": "good", "WARN": "", "ERROR": "bad", "STALE": "bad"}
+# The columns of a table of runs.
 _HEADS: Final = (
     "log",
     "stage",
@@ -57,7 +58,6 @@ _HEADS: Final = (
     "latest answer ms",
     "anomalies",
 )
-"""The columns of a table of runs."""
 
 
 @dataclass(frozen=True)

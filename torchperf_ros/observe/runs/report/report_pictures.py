@@ -346,7 +346,6 @@ def memory(run: RunLog, most: int) -> go.Figure:
 
 
 def mark_budget(figure: go.Figure, budget_ms: float, text: str = "budget") -> None:
-    """Draw a line where the budget is, if it is known."""
     if np.isfinite(budget_ms):
         figure.add_vline(
             x=budget_ms,

@@ -66,7 +66,6 @@ class StageSummary:
 
     @property
     def came(self) -> int:
-        """Frames that came: those that were answered, and those that were not."""
         return self.frames + self.superseded
 
 
