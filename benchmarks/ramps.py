@@ -9,11 +9,14 @@ that wait.
 """
 
 import json
+import math
 import random
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from benchmarks.rig.arguments import arguments_of
 from benchmarks.rig.bench_stage import OURS, STAGE
@@ -24,6 +27,7 @@ from benchmarks.rig.report import Report, Target, say
 from torchperf_ros.api.alert import Alert, Level
 from torchperf_ros.api.clock import NS_PER_MS, NS_PER_S
 from torchperf_ros.api.outcome import IN_TIME, Fallback, Outcome
+from torchperf_ros.observe.telemetry.record_stream import SENT, sent_row
 from torchperf_ros.observe.watch.stage_signals import StageSignals
 from torchperf_ros.settings.config import stage_config
 from torchperf_ros.stage.alert_actions import AlertActions
@@ -112,21 +116,21 @@ def drive(
         missed = took_ms + OVERHEAD_MS > FRESH_MS
         total_ms = min(took_ms + OVERHEAD_MS, FRESH_MS)
         frame = Frame(seq, None, 1, 1.0, now_ns, now_ns + round(BUDGET_MS * NS_PER_MS), Origin(now_ns, 1.0))
-        signals.answered(
-            Answer(
-                frame,
-                Outcome.LATE if missed else Outcome.ON_TIME,
-                Fallback.HOLD_LAST if missed else None,
-                "",
-                tier,
-                0.0,
-                total_ms,
-                BUDGET_MS,
-                total_ms - BUDGET_MS,
-                now_ns + round(total_ms * NS_PER_MS),
-                StepTimes(0.5, 0.5, took_ms, 0.5),
-            )
+        answer = Answer(
+            frame,
+            Outcome.LATE if missed else Outcome.ON_TIME,
+            Fallback.HOLD_LAST if missed else None,
+            "",
+            tier,
+            0.0,
+            total_ms,
+            BUDGET_MS,
+            total_ms - BUDGET_MS,
+            now_ns + round(total_ms * NS_PER_MS),
+            StepTimes(0.5, 0.5, took_ms, 0.5),
         )
+        (row,) = np.frombuffer(sent_row(answer, now_ns, math.nan), SENT)
+        signals.answered(row)
         if drift is not None and not missed:
             drift.add(tier, total_ms)
         ladder.learn(tier, took_ms, OVERHEAD_MS)

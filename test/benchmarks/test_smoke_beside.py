@@ -21,7 +21,7 @@ def test_startup_has_its_phases_in_order(run_here):
     figures = run_here("startup", f"--times 1 --budget-from stamp --rate 10 {SMALL} {ALONE}")
     (start,), (judged,) = figures["starts"], figures["each"]["stamp"]
     # the node and its first worker get ready beside each other; which of them is first is up to the machine
-    for beside in (["active"], ["worker 0: hello", "worker 0: ready"]):
+    for beside in (["active"], ["worker 0: description", "worker 0: ready"]):
         order = ["process started", "configure", *beside, "first fresh answer"]
         assert [start[phase] for phase in order] == sorted(start[phase] for phase in order)
     assert figures["first_seconds"]["stamp"]["late_ms"]["count"] == len(judged["late_ms"]) > 0

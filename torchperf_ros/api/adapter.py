@@ -217,10 +217,9 @@ def load_adapter(path: str) -> type[Adapter]:
     if not (isinstance(found, type) and issubclass(found, Adapter)):
         classes = [value for value in vars(module).values() if isinstance(value, type)]
         names = [value.__name__ for value in classes if issubclass(value, Adapter) and value is not Adapter]
-        msg = (
+        raise AdapterError(
             f"adapter {path!r}: {module_name} has no Adapter class {class_name!r}; it has {names or 'none'}"
         )
-        raise AdapterError(msg)
     return found
 
 

@@ -91,17 +91,15 @@ class HistoryBuffer:
             ConfigError: a value is out of range.
         """
         if capacity < 1 or any(size < 1 for size in row_shape):
-            msg = (
+            raise ConfigError(
                 f"capacity is {capacity}, row_shape is {row_shape}; allowed: 1 row and more, sizes of 1 and"
                 " more"
             )
-            raise ConfigError(msg)
         if max_gap_ns < 1 or tolerance_ns < 0:
-            msg = (
+            raise ConfigError(
                 f"max_gap_ns is {max_gap_ns}, tolerance_ns is {tolerance_ns}; allowed: 1 ns and more, 0 ns"
                 " and more"
             )
-            raise ConfigError(msg)
         self._row_shape = tuple(row_shape)
         self._max_gap_ns, self._tolerance_ns = max_gap_ns, tolerance_ns
         self._last_ns: int | None = None

@@ -48,11 +48,10 @@ def full_name(name: str) -> str:
     if len(parts) == _PARTS - 1:
         parts.insert(1, "msg")
     if len(parts) != _PARTS or parts[1] != "msg" or not all(parts):
-        msg = (
+        raise UnknownMessageType(
             f"message type {name!r} does not have the form package/msg/Name, for example"
             " sensor_msgs/msg/Image"
         )
-        raise UnknownMessageType(msg)
     return "/".join(parts)
 
 
@@ -104,11 +103,10 @@ def _known(name: str) -> str:
                     _known(needed)
             store.register(types)
             return name
-    msg = (
+    raise UnknownMessageType(
         f"message type {name!r} is unknown: no {package}/msg/{short}.msg in an installed package; install"
         f" {package}"
     )
-    raise UnknownMessageType(msg)
 
 
 def types_of_msg(text: str, name: str) -> Typesdict:
@@ -295,8 +293,9 @@ def decode(data: bytes | memoryview, name: str) -> Any:  # noqa: ANN401
     except Exception as error:
         # rosbags' generated readers raise on garbage: struct.error, IndexError,
         # UnicodeError, ...
-        msg = f"not a {name}: {len(data)} bytes that do not decode ({type(error).__name__}: {error})"
-        raise BadInput(msg) from error
+        raise BadInput(
+            f"not a {name}: {len(data)} bytes that do not decode ({type(error).__name__}: {error})"
+        ) from error
 
 
 def encode(message: object, name: str) -> memoryview:

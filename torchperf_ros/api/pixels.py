@@ -200,17 +200,15 @@ def _rows(message: Any, pixel_bytes: int, rows: int | None = None) -> NDArray[np
     """
     width, step, height = message.width, message.step, message.height if rows is None else rows
     if step < width * pixel_bytes:
-        msg = (
+        raise BadInput(
             f"image step is {step} bytes, less than width {width} * {pixel_bytes} bytes ="
             f" {width * pixel_bytes}"
         )
-        raise BadInput(msg)
     if message.data.size < step * height:
-        msg = (
+        raise BadInput(
             f"image data has {message.data.size} bytes, less than step {step} * height {height} ="
             f" {step * height}"
         )
-        raise BadInput(msg)
     used: NDArray[np.uint8] = message.data[: step * height].reshape(height, step)[:, : width * pixel_bytes]
     return used
 
@@ -278,11 +276,10 @@ def compressed_pixels(
     except BadInput:
         raise
     except UnidentifiedImageError as error:
-        msg = (
+        raise BadInput(
             f"compressed image of {message.data.size} bytes (format {message.format!r}) is neither JPEG"
             " nor PNG"
-        )
-        raise BadInput(msg) from error
+        ) from error
     except Exception as error:
         # On damaged bytes Pillow's decoders raise: OSError, SyntaxError,
         # ValueError, ...

@@ -153,10 +153,9 @@ class SwapService:
                 "one parameter `<stage>.<tier>` with the package's path as a string starts a swap"
             )
         if stage_name not in stages:
-            msg = (
+            raise ConfigError(
                 f"stage {stage_name!r} is not there; the node has {', '.join(stages) or 'none configured'}"
             )
-            raise ConfigError(msg)
         if self._looking is not None and self._looking.is_alive():
             raise ConfigError("the package of another swap is looked at just now; try again later")
         stage, self._refused = stages[stage_name], ""

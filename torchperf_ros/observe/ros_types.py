@@ -23,5 +23,6 @@ def ros_message_class(name: str) -> Any:  # noqa: ANN401 - rosidl classes are un
     try:
         return getattr(importlib.import_module(f"{package}.msg"), short)
     except (ImportError, AttributeError) as error:
-        msg = f"message type {name!r} cannot be used with rclpy ({error}); install {package}"
-        raise UnknownMessageType(msg) from error
+        raise UnknownMessageType(
+            f"message type {name!r} cannot be used with rclpy ({error}); install {package}"
+        ) from error

@@ -94,11 +94,10 @@ def match_topics(
     """
     named = {absolute(stage_topic): log_topic for stage_topic, log_topic in remap.items()}
     if unknown := sorted(set(named) - {absolute(item.topic) for item in wanted}):
-        msg = (
+        raise LogError(
             f"--map: no stage takes {', '.join(unknown)}; they take:"
             f" {', '.join(item.topic for item in wanted)}"
         )
-        raise LogError(msg)
     known = known or KnownTopics()
     first: dict[str, StageInput] = {}
     found: dict[str, str] = {}
@@ -207,9 +206,11 @@ def topics_to_copy(
         return frozenset(given) - own if wanted == "all" else frozenset()
     names = frozenset(name.strip() for name in wanted.split(","))
     if unknown := sorted(names - set(reader.topics)):
-        msg = f"--inputs: log {reader.path} has no topic {', '.join(unknown)}; give all, none or its topics"
-        raise LogError(msg)
+        raise LogError(
+            f"--inputs: log {reader.path} has no topic {', '.join(unknown)}; give all, none or its topics"
+        )
     if clashing := sorted(names & own):
-        msg = f"--inputs: {', '.join(clashing)} is what the replay itself publishes, and the two would mix"
-        raise LogError(msg)
+        raise LogError(
+            f"--inputs: {', '.join(clashing)} is what the replay itself publishes, and the two would mix"
+        )
     return names

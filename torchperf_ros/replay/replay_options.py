@@ -87,11 +87,10 @@ def read_config(options: ReplayOptions, log: Path | None = None) -> NodeConfig:
     if options.pace not in PACES:
         raise ConfigError(f"pace {options.pace!r} is not there; it has to be one of: {', '.join(PACES)}")
     if options.step_times != "log" and options.pace != "virtual":
-        msg = (
+        raise ConfigError(
             f"step times {options.step_times}: are for pace virtual; at {options.pace} runs take what they"
             " take"
         )
-        raise ConfigError(msg)
     values: Mapping[str, object] = {}
     if options.params is not None:
         values = params_of_file(options.params)

@@ -196,11 +196,10 @@ class StageResult:
             for frame in self.frames[self.frames["output_hash"] != 0]:
                 found, seq = next(messages, None), int(frame["seq"])
                 if found is None or output_hash(found.data) != frame["output_hash"]:
-                    msg = (
+                    raise ReplayError(
                         f"{self.output}: is not what stage {self.name} published for frame {seq}; replay"
                         " again"
                     )
-                    raise ReplayError(msg)
                 check = GuardVerdict(frame["check"]).word if frame["check"] >= 0 else ""
                 yield PublishedFrame(seq, int(frame["stamp_ns"]), found.data, found.type_name, check)
 

@@ -62,16 +62,14 @@ def load_run(path: Path) -> RunLog:
     """
     runs = read_runs(path, lambda _done, _total: None)
     if len(runs) > 1:
-        msg = (
+        raise RunLogError(
             f"run {path}: holds {len(runs)} runs ({', '.join(run.name for run in runs)}); name one of them"
         )
-        raise RunLogError(msg)
     if not any(stage.counted.any() for stage in runs[0].stages):
-        msg = (
+        raise RunLogError(
             f"run {path}: holds no frame that was answered after the start; record `/perf/.*`, or replay"
             " a log"
         )
-        raise RunLogError(msg)
     return replace(runs[0], name=str(path))
 
 

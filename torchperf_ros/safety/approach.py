@@ -40,8 +40,8 @@ _FASTEST_M_S: Final = 50.0
 _GATE_M: Final = 1.5
 _BRAKES_M_S2: Final = 1.5  # less than this is not seen as braking
 _HARDEST_M_S2: Final = 14.0
-# Braking that has just begun shows in the last 0.3 s, if they have 6 places: from 6 m/s^2 on, and from 3.5 times
-# what their noise shows as braking.
+# Braking that has just begun shows in the last 0.3 s, if they have 6 places: from 6 m/s^2 on, and from
+# 3.5 times what their noise shows as braking.
 _LATE_S, _FEWEST_PLACES, _HARD_M_S2, _OVER_NOISE = 0.301, 6, 6.0, 3.5
 _BRAKING_AFTER_S: Final = 0.35  # before that, noise looks the same
 _CROSSES_M_S: Final = 3.0  # a thing that moves so fast across the way is expected to go on so
@@ -52,9 +52,9 @@ _LONGEST_WAIT_S: Final = 0.2
 # so much further than it has to brake the vehicle looks, so that speeds are known by then
 _LOOKS_S: Final = 1.0
 _LEAST_LEFT_M: Final = 0.3
-# Drops of rain and spray look like a thing of a few points that nothing has shown before, in the next message by
-# chance again: so many times `min_points`, and so many messages more.
-_FEW, _MORE_SCANS = 2, 2
+# Drops of rain and spray are seen near the vehicle. They look like a thing of a few points that nothing has
+# shown before, in the next message by chance again: less than so many times `min_points`, so many messages more.
+_NEAR_M, _FEW, _MORE_SCANS = 4.0, 2, 2
 _STEPS_KEPT: Final = 10  # between messages, from which is measured how evenly they come
 _JITTERS: Final = 2.0  # delays differ by so much of the mean distance of steps from their median
 _STEPS: Final = 40
@@ -107,13 +107,13 @@ class Thing:
         times = np.array(self.times_s) - self.times_s[-1]
         moved = (np.array(self.places) * along.conjugate()).real
         found = -2.0 * float(np.polyfit(times, moved, 2)[0])
-        # The whole window shows only half of a braking that began in its middle. The last of it shows it sooner,
-        # but noise alone may look like braking there: only what exceeds that by far counts.
+        # The whole window shows only half of a braking that began in its middle. The last of it shows it
+        # sooner, but noise alone may look like braking there: only what exceeds that by far counts.
         late = times >= -_LATE_S
         if (count := np.count_nonzero(late)) >= _FEWEST_PLACES:
             lately = -2.0 * float(np.polyfit(times[late], moved[late], 2)[0])
-            # Third differences leave noise only. By least squares, a parabola through n places over T seconds has
-            # a second derivative with a standard deviation of about 27 / (T^2 sqrt(n)) times theirs.
+            # Third differences leave noise only. By least squares, a parabola through n places over T seconds
+            # has a second derivative with a standard deviation of about 27 / (T^2 sqrt(n)) times theirs.
             noise_m = float(np.median(np.abs(np.diff(moved, 3)))) / 3.0
             noise_m_s2 = 27.0 * noise_m / (float(times[late][0]) ** 2 * math.sqrt(count))
             if lately > max(_HARD_M_S2, _OVER_NOISE * noise_m_s2):
@@ -275,7 +275,8 @@ class Approach:
     ) -> bool:
         """Whether the vehicle can only just stop before it, or cannot, if it goes on as it moves."""
         known = self._known(thing)
-        if thing.points < _FEW * options.min_points and len(known.times_s) < options.scans + _MORE_SCANS:
+        few = thing.way_m < _NEAR_M and thing.points < _FEW * options.min_points
+        if few and len(known.times_s) < options.scans + _MORE_SCANS:
             return False
         if thing.way_m - speed * late_s <= options.min_length_m:
             return True

@@ -30,6 +30,7 @@ _ON_COURSE = 0.05  # rad between an obstacle's direction and that of its lane: 0
 _SAME_COURSE = 0.01
 _DRIFTS = 0.34  # m/s aside; less is taken for what it is, also where nothing says where the lane leads
 _STRAYS = 0.5  # m/s aside, which keeps on course what is too slow for `_ON_COURSE`
+_STRAYS_LITTLE = 0.2  # m/s aside; beyond the plan's end more is no sign of where the lane leads
 _NEAR_M = 9.0  # beyond the plan's end, the lane goes on as the plan ends, for what has its direction
 _BESIDE_US_M = 4.0  # so far behind the plan's end, what begins there and drives as we do may be beside us
 _BESIDE_M = 2.65  # aside of our way; what is nearer is in no lane beside, and need not bend with us
@@ -45,6 +46,7 @@ _TURNS_OFF = 0.042  # 1/m: sharper than 24 m is a junction more often than a ben
 # 1/m, and rad: so sharp is a road, and so much it turns from a plan's end to where something is.
 _SHARPEST, _MOST_TURN = 0.05, 1.4
 _MOST_ROUND = 2.2  # rad; what is further round the bend that we drive is on another part of the road
+_ASLANT = 0.25  # rad; in a change of lanes our own direction is aslant by less, on a straight road, too
 _LEAST_AHEAD_M = 5.0  # nearer, the direction of what comes says nothing of the road between
 _QUARTERS = np.linspace(0.0, 1.0, 5)
 _EASES = 0.85  # likewise: less than this is no bend that goes on
@@ -272,7 +274,7 @@ def course_of(lane: Lane, arc: Arc, seen: Seen) -> Course:
     drifts = np.abs(on_lane.drift) <= _DRIFTS
     as_the_plan = off_lane <= 2.0 * _SAME_COURSE
     goes_on = is_along & (as_the_plan | drifts) & (not changes)  # as the plan does at its end
-    strays = beyond & goes_on & (on_lane.drift != 0.0)
+    strays = beyond & goes_on & (np.abs(on_lane.drift) > _STRAYS_LITTLE)
     travel = complex(lane.own_unit[-1]) * (-1.0 if lane.backward else 1.0)
     along, joined = on_lane, beyond & (off_arc > _SAME_COURSE) & ~goes_on
     if np.count_nonzero(joined):
@@ -335,6 +337,7 @@ def comes_round(arc: Arc, seen: Seen) -> tuple[Flags, Floats, Floats]:
     off = (seen.places - arc.place) * arc.travel.conjugate()
     turned = np.angle(-seen.velocities * arc.travel.conjugate())
     comes = (off.real > _LEAST_AHEAD_M) & (np.abs(turned) < _MOST_TURN) & (seen.speeds >= STANDS)
+    comes &= np.abs(turned) > _ASLANT
     aside_m = np.where(comes, off.real * np.tan(0.5 * turned), 0.0)
     bends = 2.0 * aside_m / (np.maximum(off.real, _LEAST_AHEAD_M) ** 2 + aside_m * aside_m)
     comes &= (np.abs(bends) <= _SHARPEST) & (np.abs(off.imag - aside_m) < _ASIDE_M)

@@ -18,12 +18,14 @@ from torchperf_ros.api.errors import BadInput
 
 Floats: TypeAlias = NDArray[np.float64]
 _FLOATS = {7: "f4", 8: "f8"}  # datatypes of `sensor_msgs/PointField`
-# Of the ground that a cloud shows: how far, and how far to each side, it is followed; returns in a metre, and metres
-# with as many, that it takes; the first metre with some, and the next as a share of the distance, is no further
-# on than that; how much it rises or falls by for each metre, a road and the vehicle's dip together; its unevenness.
+# Of the ground that a cloud shows: how far, and how far to each side, it is followed; the returns in a metre, and
+# the metres with as many, that it takes. The first metre with some is at most so far away, and the next at most
+# so far on, as a share of its distance. For each metre the ground rises or falls by at most so much, a road and
+# the vehicle's dip together, and it is uneven by so much.
 _GROUND_M, _ACROSS_M, _RETURNS, _RINGS = 60.0, 4.0, 10, 3
 _FIRST_M, _GAP, _GRADE, _UNEVEN_M = 8.0, 0.25, 0.1, 0.05
-# So many points are enough for it. Every so many of a larger cloud; primes, so that all rings are among them.
+# So many points are enough for it. Of a larger cloud every so many are taken: primes, so that all rings are
+# among them.
 _FOR_GROUND, _EVERY = 10_000, (1, 3, 7, 13, 29)
 _CONE_POINTS = 7  # that stand for the arc on which what a range sensor sees may be
 

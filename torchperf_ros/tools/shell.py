@@ -247,11 +247,10 @@ def import_from_here() -> None:
 def _node_name(text: str | None) -> str | None:
     name = text if text is None or text.startswith("/") else f"/{text}"
     if name is not None and not _NODE.fullmatch(name):
-        msg = (
+        raise typer.BadParameter(
             f"{text!r}: a node's name with its namespace is letters, digits, _ and /, for example"
             " /robot1/perf"
         )
-        raise typer.BadParameter(msg)
     return name
 
 

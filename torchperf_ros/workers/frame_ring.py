@@ -222,10 +222,9 @@ class FrameReader:
         self._view = memoryview(self._map)
         magic, version, _, self._capacity = _RING.unpack_from(self._map, 0)
         if magic != _MAGIC or version != _VERSION or size != _DATA + self._capacity:
-            msg = (
+            raise ProtocolError(
                 f"not a frame ring of version {_VERSION}: magic {magic:#x}, version {version}, {size} bytes"
             )
-            raise ProtocolError(msg)
         self._head_word = self._view[_HEAD : _HEAD + 8].cast("Q")
         self._answered_word = self._view[_ANSWERED : _ANSWERED + 8].cast("Q")
 
@@ -265,8 +264,9 @@ class FrameReader:
         entries = [_INPUT.unpack_from(record, _RECORD.size + n * _INPUT.size) for n in range(count)]
         self.check(offset, seq)
         if found != seq or any(place + size > length for *_, place, size in entries):
-            msg = f"record at {offset} holds frame {found}, not {seq}, or lengths beyond its {length} bytes"
-            raise ProtocolError(msg)
+            raise ProtocolError(
+                f"record at {offset} holds frame {found}, not {seq}, or lengths beyond its {length} bytes"
+            )
         return [
             InputBytes(index, stamp_ns, age_ms, record[place : place + size], waited_us)
             for index, waited_us, stamp_ns, age_ms, place, size in entries

@@ -86,11 +86,10 @@ class IncidentFolder:
                 kept = self._give_name(part, name)
                 self._shrink(kept)
         except OSError as error:
-            msg = (
+            raise IncidentError(
                 f"evidence {name} cannot be kept in {self.root}: {error.strerror or error}; see"
                 " evidence_dir"
-            )
-            raise IncidentError(msg) from error
+            ) from error
         finally:
             shutil.rmtree(part, ignore_errors=True)  # it is not there any more if all went well
         return kept

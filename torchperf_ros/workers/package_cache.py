@@ -216,8 +216,9 @@ def find_package(package: Path, folders: Iterable[str] | None) -> Path:
     try:
         path = package.resolve(strict=True)
     except OSError as error:
-        msg = f"package {package} is not there; parameter packages has to name a package, or be empty"
-        raise PackageError(msg) from error
+        raise PackageError(
+            f"package {package} is not there; parameter packages has to name a package, or be empty"
+        ) from error
     if folders is not None and not any(path.is_relative_to(folder) for folder in folders):
         msg = (
             f"package {path} is in none of the folders that packages are taken from ({', '.join(folders)});"

@@ -136,8 +136,9 @@ def read_manifest(package: Path) -> Manifest:
             f"package {package} has no manifest {path.name}; `torchperf compile` writes both"
         ) from error
     except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
-        msg = f"manifest {path} cannot be read ({type(error).__name__}: {error}); build the package again"
-        raise PackageError(msg) from error
+        raise PackageError(
+            f"manifest {path} cannot be read ({type(error).__name__}: {error}); build the package again"
+        ) from error
     raise PackageError(
         f"manifest {path} has format {number!r}; this version reads {FORMAT}; build the package again"
     )
@@ -184,17 +185,15 @@ def check_package(package: Path, wanted: Identity | None) -> Manifest:
     except OSError as error:
         raise PackageError(f"package {package} cannot be read: {error}") from error
     if size != manifest.package_bytes:
-        msg = (
+        raise PackageError(
             f"package {package} has {size} bytes; its manifest says {manifest.package_bytes}: it is"
             " truncated"
         )
-        raise PackageError(msg)
     if digest != manifest.package_sha256:
-        msg = (
+        raise PackageError(
             f"package {package} is corrupt: its SHA-256 is {digest[:12]}..., not"
             f" {manifest.package_sha256[:12]}..."
         )
-        raise PackageError(msg)
     return manifest
 
 

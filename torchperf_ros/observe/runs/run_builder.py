@@ -312,11 +312,10 @@ def read_records(path: Path, name: str, progress: Progress) -> RunLog:
         raise RunLogError(f"log {path}: cannot be read: {error.strerror or error}") from error
     progress(total, total)
     if not kinds and not other:
-        msg = (
+        raise RunLogError(
             f"log {path}: none of its {broken:,} lines is a record; one begins like {{'v': 1, 'kind':"
             " 'frame', ...}"
         )
-        raise RunLogError(msg)
     for count, what in (
         (broken, "lines could not be read and were left out (a cut-off last line is normal)"),
         (lost, "records were not written by the node: too many at once, or no room on the disk"),

@@ -102,8 +102,9 @@ def read_run(path: Path) -> RunLog:
     except OSError as error:
         raise RunLogError(f"run {path}: cannot be read: {error.strerror or error}") from error
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        msg = f"run {path}: is no run that `torchperf replay --json` or `--parquet` wrote ({error})"
-        raise RunLogError(msg) from error
+        raise RunLogError(
+            f"run {path}: is no run that `torchperf replay --json` or `--parquet` wrote ({error})"
+        ) from error
 
 
 def run_of(
@@ -161,10 +162,9 @@ def _memory(memory: Any, begin_ns: int, name: str) -> tuple[NDArray[np.int64], d
         if any(column.shape != times_ns.shape for column in sizes.values()):
             raise ValueError("one is longer than the other")
     except (AttributeError, TypeError, ValueError) as error:
-        msg = (
+        raise RunLogError(
             f"run {name}: its `memory` has to hold `t_ns` and `rss_mib`, a number for each sample ({error})"
-        )
-        raise RunLogError(msg) from error
+        ) from error
     return times_ns, sizes
 
 
@@ -246,9 +246,8 @@ def _pyarrow() -> tuple[Any, Any]:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError as error:
-        msg = (
+        raise RunLogError(
             "Parquet needs pyarrow, which is not installed: `pip install 'torchperf_ros[logs]'`, or use"
             " .json"
-        )
-        raise RunLogError(msg) from error
+        ) from error
     return pa, pq

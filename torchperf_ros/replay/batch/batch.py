@@ -214,8 +214,9 @@ def _own(folder: Path) -> Iterator[Path]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            msg = f"--output {folder}: another replay writes there now; wait for it, or name another folder"
-            raise BatchError(msg) from None
+            raise BatchError(
+                f"--output {folder}: another replay writes there now; wait for it, or name another folder"
+            ) from None
         for old in folder.glob(_RUN + "[0-9a-f]" * 8):
             shutil.rmtree(old, ignore_errors=True)
         run_folder = folder / f"{_RUN}{secrets.token_hex(4)}"

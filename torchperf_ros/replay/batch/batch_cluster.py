@@ -127,10 +127,9 @@ def _started(stack: contextlib.ExitStack, batch: BatchOptions, pace: str, logs: 
             )
         except (OSError, RuntimeError, ValueError, TypeError) as error:
             why = " ".join(str(error).split())
-            msg = (
+            raise BatchError(
                 f"several logs: the processes of this machine that would replay could not be started: {why}"
-            )
-            raise BatchError(msg) from error
+            ) from error
         client = stack.enter_context(Client(cluster, set_as_default=False))
     return Cluster(client, parallel)
 

@@ -76,11 +76,10 @@ def find_logs(
                 found[resolved] = _described(log, resolved)
     if not found:
         shown = ", ".join(map(str, paths))
-        msg = (
+        raise BatchError(
             f"no log in {shown}: no rosbag2 folder, .mcap, .db3 or ROS 1 .bag file; name one, or a folder"
             " with some"
         )
-        raise BatchError(msg)
     return _named(sorted(found.values(), key=lambda log: (log.name, log.path)), owner)
 
 

@@ -186,11 +186,10 @@ class GoldenFixture:
         """
         __tracebackhide__ = True
         if not isinstance(result, ReplayResult):
-            msg = (
+            raise TypeError(
                 f"golden.check takes what replay() gave, and stages by name, as in {_EXAMPLE}; not"
                 f" {result!r}"
             )
-            raise TypeError(msg)
         path = self.path(name)
         names = tuple(result.stage(each).name for each in stages) or tuple(result.stages)
         own_rules = {**self._rules, **(rules or {})}

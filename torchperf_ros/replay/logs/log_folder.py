@@ -155,9 +155,8 @@ def unpacked_file(path: Path, folder: Path, notes: LogNotes) -> Path:
         except OSError as error:
             if error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
                 raise
-            msg = (
+            raise LogError(
                 f"log {path}: cannot be unpacked into {folder}: {error.strerror}; TMPDIR names another"
                 " folder"
-            )
-            raise LogError(msg) from error
+            ) from error
     return target

@@ -346,13 +346,13 @@ class LogReader(contextlib.AbstractContextManager["LogReader"]):
         except TorchperfError:
             raise
         except OSError as error:
-            msg = f"log {error.filename or path or self.path}: cannot be read: {error.strerror or error}"
-            raise LogError(msg) from error
+            raise LogError(
+                f"log {error.filename or path or self.path}: cannot be read: {error.strerror or error}"
+            ) from error
         except Exception as error:
-            msg = (
+            raise LogError(
                 f"log {path or self.path}: cannot be read: it is damaged ({type(error).__name__}: {error})"
-            )
-            raise LogError(msg) from error
+            ) from error
 
 
 def _sum(counts: Collection[int]) -> int:

@@ -78,10 +78,9 @@ class LogType:
         try:
             return self.own.deserialize_cdr(data, self.name)
         except Exception as error:  # rosbags' generated readers raise errors of many kinds
-            msg = (
+            raise BadInput(
                 f"not a {self.name}: {len(data)} bytes that do not decode ({type(error).__name__}: {error})"
-            )
-            raise BadInput(msg) from error
+            ) from error
 
     def write_definitions(self, share: Path) -> None:
         """Write the type and those in it as `share/<package>/msg/<Name>.msg`, as installed packages have them."""

@@ -151,8 +151,9 @@ def read_step_times(where: str, log: Path, config: NodeConfig, seed: int, say: S
     try:
         runs = read_runs(path, lambda _done, _total: None)
     except RunLogError as error:
-        msg = f"step times: {error}; give --times a table, for example `{_EXAMPLE}`, or a run of --json"
-        raise ConfigError(msg) from error
+        raise ConfigError(
+            f"step times: {error}; give --times a table, for example `{_EXAMPLE}`, or a run of --json"
+        ) from error
     return [_of_stage(runs[0], index, stage, seed, path, say) for index, stage in enumerate(config.stages)]
 
 
@@ -164,11 +165,10 @@ def _of_stage(run: RunLog, index: int, stage: StageConfig, seed: int, path: Path
     if logged is None and index < len(run.stages) and run.stages[index].name == f"stage {index}":
         logged = run.stages[index]  # rows of /perf/latency_stages alone do not name it
     if logged is None or not len(logged):
-        msg = (
+        raise ConfigError(
             f"step times: {path} has no frame of stage {stage.name}; give --times a table, for example"
             f" `{_EXAMPLE}`"
         )
-        raise ConfigError(msg)
     # the index of a tier in the parameters by its index in the log; by name where the log has names
     names = logged.tiers or stage.tiers
     tier_of = {old: stage.tiers.index(name) for old, name in enumerate(names) if name in stage.tiers}
@@ -215,11 +215,10 @@ def _complete(found: Mapping[int, TierTimes], stage: StageConfig, where: str, sa
     of a lower tier the ladder here would.
     """
     if not found:
-        msg = (
+        raise ConfigError(
             f"step times: {where} has no run of {stage.name} that ended on time; give --times a table:"
             f" `{_EXAMPLE}`"
         )
-        raise ConfigError(msg)
     times = []
     for tier, name in enumerate(stage.tiers):
         like = max((other for other in found if other <= tier), default=None)

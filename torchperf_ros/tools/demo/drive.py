@@ -133,10 +133,9 @@ class DemoDrive:
                 lambda: self._ready() and all(stage.complete for stage in stages), _COMPLETE_S
             )
             if not complete and not self._watch(self._ready, _START_S):
-                msg = (
+                raise DriveError(
                     f"the node was not ready after {_START_S:.0f} s:\n{self._node.errors.tail(_LOG_LINES)}"
                 )
-                raise DriveError(msg)
             self._player.say("go")
             state.phase = "driving"
             self._start_s = time.monotonic()

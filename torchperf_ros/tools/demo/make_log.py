@@ -176,11 +176,10 @@ def fault_of(text: str) -> LogFault:
         fault = LogFault(kind, float(start), float(duration or 0.5))
         if kind in FAULTS and fault.start_s >= 0 and fault.duration_s > 0:
             return fault
-    msg = (
+    raise ConfigError(
         f"fault {text!r} has to be like gap@3 or gap@3:0.5, second and duration; there are:"
         f" {', '.join(FAULTS)}"
     )
-    raise ConfigError(msg)
 
 
 def write_drive(

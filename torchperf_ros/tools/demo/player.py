@@ -39,11 +39,10 @@ def drive_topics(log: LogReader) -> list[LogTopic]:
     odometries = [topic for topic in filled if topic.type_name == ODOMETRY_TYPE]
     if not images:
         found = ", ".join(f"{topic.name} ({topic.type_name})" for topic in filled) or "no messages at all"
-        msg = (
+        raise LogError(
             f"log {log.path}: has {found}, but no image topic; the demo needs sensor_msgs/Image or"
             " CompressedImage"
         )
-        raise LogError(msg)
     image = max(images, key=lambda topic: ("depth" not in topic.name.lower(), topic.count))
     if next(log.messages({image.name}), None) is None:
         raise LogError(f"log {log.path}: {image.name} holds no image")

@@ -141,10 +141,9 @@ def write_report(
             path.write_bytes(data)
             return len(data)
         points, side = points // 4, side // 2
-    msg = (
+    raise RunLogError(
         f"{len(runs)} logs make a page of more than {MOST_BYTES // 1_000_000} MB; report on fewer at a time"
     )
-    raise RunLogError(msg)
 
 
 def _section(page: Page, run: RunLog, anchor: str, points: int, pictures: InputPictures, side: int) -> None:
