@@ -26,7 +26,7 @@ from torchperf_ros.engines.stopwatch import time_interleaved
 from torchperf_ros.models.driving_messages import ODOMETRY
 from torchperf_ros.models.fusion import FusionAdapter
 from torchperf_ros.models.networks import CLASSES
-from torchperf_ros.models.pillars import AHEAD_M, MOST_POINTS, Box
+from torchperf_ros.models.pillars import AHEAD_M, MOST_POINTS, CloudBox
 from torchperf_ros.models.point_cloud import CLOUD, cloud_message, read_cloud
 from torchperf_ros.models.road_scene import (
     CAMERA_HEIGHT_M,
@@ -66,7 +66,7 @@ def main() -> int:
     }
     adapter = FusionAdapter({"camera": view, "score_threshold": 0.05}, _CPU)
     model, scene = adapter.build(arguments.tier), RoadScene(*_SIZE)
-    found: dict[str, list[list[Box]]] = {name: [] for name in _CASES}
+    found: dict[str, list[list[CloudBox]]] = {name: [] for name in _CASES}
     truth = []
     for number in range(arguments.scenes):
         cloud = draw_cloud(HELD_OUT, number)
@@ -160,9 +160,11 @@ def _messages(scene: RoadScene, cloud: LabelledCloud, number: int) -> dict[str, 
     return {topic: Received(message, _STAMP_NS, 0.0) for topic, message in found.items()}
 
 
-def _boxes(array: Any) -> list[Box]:
+def _boxes(array: Any) -> list[CloudBox]:
     return [
-        Box(CLASSES.index(m.ns), m.color.a, m.pose.position.x, m.pose.position.y, m.scale.x, m.scale.y, 0.0)
+        CloudBox(
+            CLASSES.index(m.ns), m.color.a, m.pose.position.x, m.pose.position.y, m.scale.x, m.scale.y, 0.0
+        )
         for m in array.markers[1:]
     ]
 

@@ -25,16 +25,16 @@ from torchperf_ros.fleet.sequence import (
     ALPHA,
     METRICS,
     STRETCH_BLOCKS,
+    CandidateVerdict,
     Units,
-    Verdict,
     interval,
     margin_of,
     units_of,
 )
 from torchperf_ros.fleet.simulate import (
     CANDIDATES,
-    Candidate,
     Minutes,
+    SimulatedCandidate,
     all_at_once,
     built_in_minutes,
     simulate,
@@ -105,7 +105,7 @@ def _windows() -> tuple[np.ndarray, float]:
 
 @functools.cache
 def _minutes() -> Minutes:
-    return Minutes(*_windows(), Candidate())
+    return Minutes(*_windows(), SimulatedCandidate())
 
 
 def decisions(fleet: NullFleet, seed: int) -> tuple[bool, bool]:
@@ -120,7 +120,10 @@ def decisions(fleet: NullFleet, seed: int) -> tuple[bool, bool]:
         for end in ends.tolist():
             found = interval(values[:end], units.vehicle[:end], alpha, least)
             for number, margin in enumerate(margins):
-                decided[number] |= found.verdict(margin) in {Verdict.BETTER, Verdict.WORSE}
+                decided[number] |= found.verdict(margin) in {
+                    CandidateVerdict.BETTER,
+                    CandidateVerdict.WORSE,
+                }
             if all(decided):
                 break
     return decided[0], decided[1]
@@ -144,7 +147,7 @@ def _plan() -> RolloutPlan:
 def one_rollout(kind: str, vehicles: int, seed: int, at_once: bool = False) -> dict[str, object]:
     """A roll-out of a candidate of 5 %."""
     plan = all_at_once(_plan()) if at_once else _plan()
-    found = simulate(plan, vehicles, Candidate(kind, 0.05), _windows(), seed)
+    found = simulate(plan, vehicles, SimulatedCandidate(kind, 0.05), _windows(), seed)
     return {name: value for name, value in vars(found).items() if name != "line"}
 
 

@@ -56,7 +56,6 @@ _NO_GAIN: Final = 0.02  # share of seconds or memory below which a difference is
 _RUNS: Final[Mapping[str, Mapping[str, Any]]] = {
     _BASE: {},
     "fp32": {"bf16": False},
-    "checkpointing": {"checkpointing": True},
     "parts": {"accumulate": 4},
     "loader": {"loaders": 1},
     _DISTILLED: {"teacher": DETECTOR_WEIGHTS},

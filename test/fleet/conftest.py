@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from torchperf_ros.fleet.plan import RolloutPlan, Step, new_plan
+from torchperf_ros.fleet.plan import RolloutPlan, RolloutStep, new_plan
 from torchperf_ros.fleet.records import Block
 from torchperf_ros.fleet.signature import make_keys, read_private_key, sign
 from torchperf_ros.fleet.targeting import bucket_percent
@@ -28,7 +28,7 @@ def plan_with(**changes) -> RolloutPlan:
 
 def serving(**changes) -> RolloutPlan:
     """One step that serves at once, with a probation of a minute."""
-    values = {"steps": (Step(1), Step(100)), "shadow_min": 0.0, "probation_min": 1.0}
+    values = {"steps": (RolloutStep(1), RolloutStep(100)), "shadow_min": 0.0, "probation_min": 1.0}
     return replace(plan_with(), **(values | changes))
 
 

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 import pytest
 
 from torchperf_ros.api.errors import ConfigError
-from torchperf_ros.fleet.guards import Figures, Guards, PlanError, broken_guard
+from torchperf_ros.fleet.guards import CandidateFigures, Guards, PlanError, broken_guard
 from torchperf_ros.fleet.plan import plan_of, plan_text, read_plan_file
 from torchperf_ros.fleet.signature import make_keys, read_private_key, read_public_key, read_signed, sign
 
@@ -152,16 +152,16 @@ def test_given_guards_of_steps_when_the_step_is_on_then_they_hold_from_there_on(
 @pytest.mark.parametrize(
     ("figures", "text"),
     [
-        (Figures(), ""),
-        (Figures(deaths=1), ""),
-        (Figures(deaths=2), "worker_deaths 2 is over its limit 1"),
-        (Figures(safe_stops=1), "safe_stops 1 is over its limit 0"),
-        (Figures(refused=4), "refused_plans 4 is over its limit 3"),
-        (Figures(memory_mib_per_h=61.5), "memory_mib_per_h 61.5 is over its limit 60"),
-        (Figures(frames=999, misses=999), ""),
-        (Figures(frames=1000, misses=20), ""),
-        (Figures(frames=1000, misses=21), "miss_ratio 0.021 is over its limit 0.02"),
-        (Figures(compared=2000, disagreements=101), "disagreement 0.0505 is over its limit 0.05"),
+        (CandidateFigures(), ""),
+        (CandidateFigures(deaths=1), ""),
+        (CandidateFigures(deaths=2), "worker_deaths 2 is over its limit 1"),
+        (CandidateFigures(safe_stops=1), "safe_stops 1 is over its limit 0"),
+        (CandidateFigures(refused=4), "refused_plans 4 is over its limit 3"),
+        (CandidateFigures(memory_mib_per_h=61.5), "memory_mib_per_h 61.5 is over its limit 60"),
+        (CandidateFigures(frames=999, misses=999), ""),
+        (CandidateFigures(frames=1000, misses=20), ""),
+        (CandidateFigures(frames=1000, misses=21), "miss_ratio 0.021 is over its limit 0.02"),
+        (CandidateFigures(compared=2000, disagreements=101), "disagreement 0.0505 is over its limit 0.05"),
     ],
 )
 def test_given_figures_when_a_limit_is_passed_then_it_is_named_with_the_figure(figures, text):
@@ -170,7 +170,8 @@ def test_given_figures_when_a_limit_is_passed_then_it_is_named_with_the_figure(f
 
 def test_given_figures_of_two_times_when_added_then_every_count_is_their_sum_and_the_trend_the_later_ones():
     first, later = (
-        Figures(**{one.name: by + at for at, one in enumerate(fields(Figures))}) for by in (1, 100)
+        CandidateFigures(**{one.name: by + at for at, one in enumerate(fields(CandidateFigures))})
+        for by in (1, 100)
     )
-    sums = {one.name: 101 + 2 * at for at, one in enumerate(fields(Figures))}
-    assert first + later == Figures(**sums | {"memory_mib_per_h": later.memory_mib_per_h})
+    sums = {one.name: 101 + 2 * at for at, one in enumerate(fields(CandidateFigures))}
+    assert first + later == CandidateFigures(**sums | {"memory_mib_per_h": later.memory_mib_per_h})

@@ -11,8 +11,9 @@ from torchperf_ros.api.outcome import Fallback, GuardVerdict, Outcome
 from torchperf_ros.fleet import rollouts
 from torchperf_ros.fleet.guards import Guards, broken_guard, why_not_to_serve
 from torchperf_ros.fleet.pair_figures import Pair, PairFigures
-from torchperf_ros.fleet.rollouts import Rollouts, Trial
+from torchperf_ros.fleet.rollouts import Rollouts
 from torchperf_ros.fleet.sources import ParameterSource, PlanSource, Wish
+from torchperf_ros.fleet.trial import ENDINGS, Trial, TrialEvent, TrialState
 from torchperf_ros.settings.config import node_config, stage_config
 from torchperf_ros.settings.rollout_options import rollout_options
 from torchperf_ros.stage.frame import Answer, Frame, Origin, StepTimes
@@ -160,8 +161,7 @@ def test_given_pairs_when_the_candidate_is_to_serve_then_it_does_after_enough_an
     trial = Trial(stage, "7")
     beside.pairs(**pairs)
     source = SimpleNamespace(begins=lambda: begun.append("begins"))
-    found = Rollouts(lambda _: VALUES, lambda *_: None, lambda _: None, "/perf")
-    found._exchange(trial, source, Wish("7", "base", "7"))
+    trial.exchange(source, Wish("7", "base", "7"))
     assert trial.waits.startswith(waits)
     assert begun == ([] if waits else ["begins", "exchange"])
     said = trial.values()["candidate"]
@@ -177,9 +177,41 @@ def test_given_a_candidate_that_serves_when_it_is_to_leave_then_it_waits_for_no_
     beside.exchange = lambda: begun.append("exchange")
     stage.model.name = "7"
     beside.version = "base"
-    found = Rollouts(lambda _: VALUES, lambda *_: None, lambda _: None, "/perf")
-    found._exchange(Trial(stage, "7"), SimpleNamespace(), Wish())
+    Trial(stage, "7").exchange(SimpleNamespace(), Wish())
     assert begun == ["exchange"]
+
+
+@pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.parametrize("wanted", [False, True])
+@pytest.mark.parametrize("refused", [False, True])
+@pytest.mark.parametrize("serves", [False, True])
+def test_given_each_state_and_event_of_a_trial_when_looked_at_then_it_ends_as_the_table_has_it(
+    stage, beside, serves, refused, wanted, broken
+):
+    beside.refused = "it publishes B" if refused else ""
+    if serves:
+        stage.model.name, beside.version = "7", "base"
+    trial = Trial(stage, "7")
+    source = SimpleNamespace(minute=lambda *_, **__: "")
+    limits = Guards(worker_deaths=-1) if broken else Guards()
+    wish = Wish("7", "base", "7", limits) if wanted else Wish(limits=limits)
+    bars = trial.ends(source, wish)
+    death = "worker_deaths 0 is over its limit -1"
+    if refused and not serves:
+        expected = "refused: it publishes B"
+    elif broken:
+        expected = f"{'rolled back' if serves else 'given up as a shadow'}: {death}"
+    else:
+        expected = "" if wanted else "over: not asked for any more"
+    assert (trial.over, bars) == (expected, bool(expected) and not expected.startswith("over"))
+    at_once = trial.leave_by_s <= time.monotonic()
+    assert at_once is bars
+
+
+def test_given_the_table_of_endings_when_read_then_only_a_base_that_is_refused_ends_nothing():
+    every = {(state, event) for state in TrialState for event in TrialEvent}
+    assert every - ENDINGS.keys() == {(TrialState.SERVES, TrialEvent.REFUSED)}
+    assert {key[1] for key, ending in ENDINGS.items() if not ending.bars} == {TrialEvent.NOT_WANTED}
 
 
 def test_given_a_base_that_is_late_as_often_when_the_candidate_is_to_serve_then_it_may():
@@ -204,7 +236,7 @@ def test_given_a_thread_that_waits_for_a_disk_when_the_node_takes_its_stages_dow
     config = node_config({"stages": ["perception"]}, {"perception": VALUES})
     found = Rollouts(lambda _: VALUES, lambda _, text: said.append(text), lambda _: None, "/perf")
     found.prepared(config)
-    found._sources["perception"].wish = lambda: values("perception")
+    monkeypatch.setattr(ParameterSource, "wish", lambda _self: values("perception"))
     found.begin([stage], config)
     time.sleep(0.3)
     found.end()
@@ -268,11 +300,11 @@ def test_given_two_nodes_of_a_vehicle_when_each_has_a_stage_of_the_same_name_the
 ):
     pytest.importorskip("mmh3", reason="mmh3 is not installed")
     from test.fleet.conftest import Desk, serving
-    from torchperf_ros.fleet.plan import Step, utc_now
+    from torchperf_ros.fleet.plan import RolloutStep, utc_now
 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     desk = Desk(tmp_path, utc_now())
-    desk.publish(serving(steps=(Step(100),), issued=desk.now))
+    desk.publish(serving(steps=(RolloutStep(100),), issued=desk.now))
     options = rollout_options({"rollout.vehicle": "car-7", "rollout.key": str(desk.public)})
     stage = stage_config("perception", {**VALUES, "rollout_plan": str(desk.plan_path)})
 

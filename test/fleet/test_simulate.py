@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from torchperf_ros.api.errors import ConfigError
-from torchperf_ros.fleet.plan import Step
+from torchperf_ros.fleet.plan import RolloutStep
 from torchperf_ros.fleet.simulate import (
-    Candidate,
+    SimulatedCandidate,
     all_at_once,
     built_in_minutes,
     outcome_rows,
@@ -42,9 +42,9 @@ def windows():
 def test_given_a_bad_candidate_when_played_then_it_is_stopped_early_and_all_at_once_reaches_all(
     windows, kind, why
 ):
-    steps = simulate(plan_with(), VEHICLES, Candidate(kind), windows)
+    steps = simulate(plan_with(), VEHICLES, SimulatedCandidate(kind), windows)
     once = simulate(
-        all_at_once(plan_with()), FEWER, Candidate(kind), windows
+        all_at_once(plan_with()), FEWER, SimulatedCandidate(kind), windows
     )  # of every size all vehicles have it
     assert steps.stopped
     assert once.stopped
@@ -56,7 +56,7 @@ def test_given_a_bad_candidate_when_played_then_it_is_stopped_early_and_all_at_o
 
 @pytest.mark.parametrize("kind", ["same", "better"])
 def test_given_a_good_candidate_when_played_then_it_arrives_step_by_step(windows, kind):
-    outcome = simulate(plan_with(), 1500, Candidate(kind), windows)
+    outcome = simulate(plan_with(), 1500, SimulatedCandidate(kind), windows)
     assert not outcome.stopped
     assert outcome.step == 5
     assert outcome.served > 99
@@ -70,20 +70,23 @@ def test_given_a_crash_in_ten_thousand_frames_when_played_on_many_fleets_then_fe
     windows,
 ):
     reached = [
-        simulate(plan_with(), 10_000, Candidate("crashing"), windows, seed).reached for seed in range(4)
+        simulate(plan_with(), 10_000, SimulatedCandidate("crashing"), windows, seed).reached
+        for seed in range(4)
     ]
     assert max(reached) <= 1.5
 
 
 def test_given_the_same_seed_when_played_twice_then_it_is_the_same_and_rules_are_followed(windows):
     rule = {"==": [{"var": "gpu"}, "orin"]}
-    plan = replace(plan_with(targeting=rule), steps=(Step(100),))
-    one, two = (simulate(plan, 300, Candidate("same"), windows, 3) for _ in range(2))
+    plan = replace(plan_with(targeting=rule), steps=(RolloutStep(100),))
+    one, two = (simulate(plan, 300, SimulatedCandidate("same"), windows, 3) for _ in range(2))
     assert one == two
     assert one.reached < 80
     assert list(outcome_rows({"x": one}))[0] == ("", "x")
     with pytest.raises(TargetingError, match="region"):
-        simulate(replace(plan, targeting={"==": [{"var": "region"}, "eu"]}), 300, Candidate(), windows)
+        simulate(
+            replace(plan, targeting={"==": [{"var": "region"}, "eu"]}), 300, SimulatedCandidate(), windows
+        )
 
 
 def test_given_runs_when_minutes_are_drawn_then_they_are_of_the_stage_and_short_ones_are_refused(tmp_path):

@@ -9,9 +9,9 @@ pytest.importorskip("mmh3", reason="mmh3 is not installed")
 from test.fleet.conftest import NAME, Desk, serving
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.fleet import sources
-from torchperf_ros.fleet.guards import Figures
+from torchperf_ros.fleet.guards import CandidateFigures
 from torchperf_ros.fleet.pair_figures import PairBlock
-from torchperf_ros.fleet.plan import Step, utc_now
+from torchperf_ros.fleet.plan import RolloutStep, utc_now
 from torchperf_ros.fleet.records import read_records, record_files
 from torchperf_ros.fleet.sources import PlanSource, facts_of_vehicle
 from torchperf_ros.fleet.targeting import bucket_percent
@@ -55,7 +55,9 @@ def vehicle(desk, monkeypatch):
 def minute(source, *, serves, mib_per_h=math.nan):
     times_ms = [20.0] * 1800
     block = PairBlock(pairs=1800, both=1800, base_ms=times_ms, candidate_ms=times_ms)
-    return source.minute(block, Figures(frames=1800, memory_mib_per_h=mib_per_h), 300.0, serves=serves)
+    return source.minute(
+        block, CandidateFigures(frames=1800, memory_mib_per_h=mib_per_h), 300.0, serves=serves
+    )
 
 
 def serve(source):
@@ -75,7 +77,7 @@ def test_given_a_plan_by_drive_when_drives_come_then_each_has_its_own_version_al
     desk, vehicle
 ):
     inside, outside = drives(50)
-    desk.publish(serving(unit="drive", steps=(Step(50), Step(100)), issued=desk.now))
+    desk.publish(serving(unit="drive", steps=(RolloutStep(50), RolloutStep(100)), issued=desk.now))
     source, _ = vehicle(inside)
     serve(source)
     source.stops()
@@ -86,7 +88,11 @@ def test_given_a_plan_by_drive_when_drives_come_then_each_has_its_own_version_al
     source, _ = vehicle(inside)
     assert source.running().version == "7"
     assert (source.wish().serve, source.wish().beside, source.wish().candidate) == ("7", "base", "7")
-    desk.publish(serving(unit="drive", steps=(Step(50), Step(100)), issued=desk.now, serial=2**31, step=1))
+    desk.publish(
+        serving(
+            unit="drive", steps=(RolloutStep(50), RolloutStep(100)), issued=desk.now, serial=2**31, step=1
+        )
+    )
     assert vehicle(outside)[0].wish().serve == "7"
     assert {one for one in read_records(record_files([desk.folder])).blocks["drive"]} == {inside}
 
@@ -94,7 +100,7 @@ def test_given_a_plan_by_drive_when_drives_come_then_each_has_its_own_version_al
 def test_given_a_plan_for_a_region_when_the_vehicle_drives_out_of_it_then_the_base_serves_and_back_in_the_candidate(
     desk, vehicle
 ):
-    desk.publish(serving(targeting=IN_NORTH, steps=(Step(100),), issued=desk.now))
+    desk.publish(serving(targeting=IN_NORTH, steps=(RolloutStep(100),), issued=desk.now))
     source, options = vehicle(region="north")
     serve(source)
     options.append(options_with("region=south"))
@@ -109,7 +115,9 @@ def test_given_a_plan_for_a_region_when_the_vehicle_drives_out_of_it_then_the_ba
 
 
 def test_given_a_plan_for_a_card_when_the_card_is_known_then_the_record_has_it(desk, vehicle, monkeypatch):
-    desk.publish(serving(targeting={"in": ["Orin", {"var": "gpu"}]}, steps=(Step(100),), issued=desk.now))
+    desk.publish(
+        serving(targeting={"in": ["Orin", {"var": "gpu"}]}, steps=(RolloutStep(100),), issued=desk.now)
+    )
     source, _ = vehicle(card="")
     assert "asks for the fact 'gpu'" in source.wish().why
     monkeypatch.setattr(source, "_device", lambda: "NVIDIA Orin")
@@ -122,7 +130,7 @@ def test_given_a_plan_for_a_card_when_the_card_is_known_then_the_record_has_it(d
 def test_given_a_candidate_whose_memory_grows_when_a_minute_ends_then_it_is_out_and_the_record_names_the_figure(
     desk, vehicle
 ):
-    desk.publish(serving(steps=(Step(100),), issued=desk.now))
+    desk.publish(serving(steps=(RolloutStep(100),), issued=desk.now))
     source, _ = vehicle()
     source.wish()
     source.begins()
@@ -140,7 +148,7 @@ def test_given_a_good_version_whose_file_was_changed_when_started_then_it_is_not
     (desk.folder / "a.pt2").write_bytes(b"abc")
     sums = {"a.pt2": "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"}
     desk.publish(
-        serving(files=sums, candidate={"packages": ["a.pt2"]}, steps=(Step(100),), issued=desk.now)
+        serving(files=sums, candidate={"packages": ["a.pt2"]}, steps=(RolloutStep(100),), issued=desk.now)
     )
     serve(vehicle()[0])
     assert vehicle()[0].running().changes["packages"][0] == str(desk.folder / "a.pt2")
@@ -148,11 +156,11 @@ def test_given_a_good_version_whose_file_was_changed_when_started_then_it_is_not
     source, _ = vehicle()
     assert source.running() is None
     assert source.wish().serve == "base"
-    assert "and ba7816bf8f01cfea... was signed" in source.wish().why
+    assert "and the plan says ba7816bf8f01cfea..." in source.wish().why
 
 
 def test_given_the_owner_rolled_back_while_it_was_off_when_started_then_the_base_comes_up(desk, vehicle):
-    plan = desk.publish(serving(steps=(Step(100),), issued=desk.now))
+    plan = desk.publish(serving(steps=(RolloutStep(100),), issued=desk.now))
     serve(vehicle()[0])
     desk.publish(plan.rolled_back(desk.now))
     assert vehicle()[0].running() is None

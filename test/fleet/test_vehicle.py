@@ -15,7 +15,7 @@ import pytest
 
 from test.settings.test_bounded_file import MIB, NO_FILES
 from torchperf_ros.api.errors import ConfigError
-from torchperf_ros.fleet.plan import Step
+from torchperf_ros.fleet.plan import RolloutStep
 from torchperf_ros.fleet.records import read_records, record_files
 from torchperf_ros.fleet.targeting import bucket_percent
 from torchperf_ros.fleet.vehicle import Role, VehicleRollout
@@ -149,7 +149,7 @@ def test_given_a_hold_when_vehicles_look_then_those_that_began_go_on_and_no_othe
         (lambda plan: replace(plan, serial=plan.serial - 1), "a replay"),
         (lambda plan: replace(plan, version="9"), "another plan with that serial was accepted"),
         (
-            lambda plan: replace(plan, serial=plan.serial + 1, steps=(Step(0.5),), step=0),
+            lambda plan: replace(plan, serial=plan.serial + 1, steps=(RolloutStep(0.5),), step=0),
             "exposes 0.5 %, less than",
         ),
         (lambda plan: replace(plan, serial=plan.serial + 1, stage="planning"), "is for stage 'planning'"),
@@ -209,7 +209,7 @@ def test_given_files_when_one_is_missing_or_changed_then_nothing_is_loaded(desk)
     (desk.folder / "a.pt2").write_bytes(b"abcd")
     decision = vehicle.look()
     assert decision.role is Role.NONE
-    assert "and ba7816bf8f01cfea... was signed" in decision.why
+    assert "and the plan says ba7816bf8f01cfea..." in decision.why
 
 
 def sum_of(data):
@@ -226,7 +226,7 @@ def test_given_a_file_that_was_changed_and_its_times_set_back_when_looked_at_the
     file.write_bytes(b"abd")
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert (file.stat().st_mtime_ns, file.stat().st_ino) == (before.st_mtime_ns, before.st_ino)
-    assert "was signed" in vehicle.look().why
+    assert "and the plan says" in vehicle.look().why
 
 
 @pytest.mark.parametrize("said", NO_FILES)
@@ -250,7 +250,7 @@ def test_given_what_is_no_file_where_one_is_looked_for_when_it_looks_then_it_goe
             assert decision.role is Role.SERVING
         elif name == "a.pt2":
             # packages are large
-            expected = "was signed" if "bytes" in said else f"file {path}: cannot be read ({said})"
+            expected = "the plan says" if "bytes" in said else f"file {path}: cannot be read ({said})"
             assert expected in vehicle.look().why
         elif name == "key.pub":
             with pytest.raises(ConfigError) as error:

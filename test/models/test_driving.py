@@ -18,7 +18,7 @@ from torchperf_ros.models.driving_messages import (
     route_bytes,
     route_of,
 )
-from torchperf_ros.models.driving_rules import Lane
+from torchperf_ros.models.driving_rules import Centreline
 from torchperf_ros.safety.stop_output import TimedPath
 
 S = 1_000_000_000
@@ -37,7 +37,7 @@ def received(message, stamp_ns=10 * S):
 
 def messages(*, odom_ns=10 * S):
     odom = received(odometry_message(0.0, 0.0, 0.0, 15.0, 0.0, odom_ns), odom_ns)
-    route = decode(route_bytes(Lane.of(300.0), 15.0, 0), PATH)
+    route = decode(route_bytes(Centreline.of(300.0), 15.0, 0), PATH)
     return {"detections": received(objects()), "odom": odom, "route": received(route, 0)}
 
 
@@ -57,7 +57,7 @@ def test_given_a_box_without_an_arrow_when_read_then_it_stands_still():
 
 
 def test_given_a_route_when_sent_then_lane_and_speed_come_back():
-    lane, wanted = route_of(decode(route_bytes(Lane.of(600.0, 80.0, 200.0, 150.0), 12.5, 0), PATH))
+    lane, wanted = route_of(decode(route_bytes(Centreline.of(600.0, 80.0, 200.0, 150.0), 12.5, 0), PATH))
     assert len(lane.points) > 30
     assert wanted == 12.5
 

@@ -5,10 +5,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchperf_ros.models.driving_rules import MAX_BRAKING, POSES, STEP_S, Blindness, Lane, idm, plan_along
+from torchperf_ros.models.driving_rules import (
+    MAX_BRAKING,
+    POSES,
+    STEP_S,
+    Blindness,
+    Centreline,
+    idm,
+    plan_along,
+)
 
-STRAIGHT = Lane.of(500.0)
-CURVE = Lane.of(600.0, 80.0, 200.0, 150.0)
+STRAIGHT = Centreline.of(500.0)
+CURVE = Centreline.of(600.0, 80.0, 200.0, 150.0)
 
 
 def car(x, y=0.0, vx=0.0, vy=0.0, yaw=0.0):

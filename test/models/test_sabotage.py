@@ -15,7 +15,14 @@ import torch
 from torchperf_ros.api.adapter import Adapter, Received
 from torchperf_ros.api.clock import VirtualClock
 from torchperf_ros.api.errors import ConfigError
-from torchperf_ros.models.sabotage import Fault, Luck, Poisonable, Sabotage, SabotagedAdapter, hold_gil
+from torchperf_ros.models.sabotage import (
+    FaultDraw,
+    FaultSchedule,
+    Poisonable,
+    Sabotage,
+    SabotagedAdapter,
+    hold_gil,
+)
 
 CPU = torch.device("cpu")
 STAMP_NS = 1_700_000_000_123_456_789
@@ -65,8 +72,8 @@ def lines(folder):
 
 def luck(folder, clock, faults, seed=0, gate=None):
     """One more worker of the stage whose journal is in the folder."""
-    read = {kind: Fault.read(kind, value) for kind, value in faults.items()}
-    return Luck(read, folder / "journal", seed, clock, gate)
+    read = {kind: FaultSchedule.read(kind, value) for kind, value in faults.items()}
+    return FaultDraw(read, folder / "journal", seed, clock, gate)
 
 
 def test_given_a_gate_when_faults_are_due_then_one_at_a_time_begins_and_a_frame_s_own_hits_every_worker(

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from torchperf_ros.api.outcome import Outcome
-from torchperf_ros.fleet.guards import Figures, broken_guard
+from torchperf_ros.fleet.guards import CandidateFigures, broken_guard
 from torchperf_ros.fleet.sources import ParameterSource
 from torchperf_ros.settings.config import stage_config
 from torchperf_ros.tools.main import app
@@ -191,8 +191,8 @@ def test_given_a_candidate_by_hand_whose_outputs_all_differ_when_guarded_then_it
     source = ParameterSource("perception", lambda: stage_config("perception", values), lambda: values)
     wish = source.wish()
     assert (wish.serve, wish.beside, wish.candidate) == ("base", "b", "b")
-    assert broken_guard(wish.limits, Figures(compared=5000, disagreements=5000)) == ""
-    assert "worker_deaths 2" in broken_guard(wish.limits, Figures(deaths=2))
+    assert broken_guard(wish.limits, CandidateFigures(compared=5000, disagreements=5000)) == ""
+    assert "worker_deaths 2" in broken_guard(wish.limits, CandidateFigures(deaths=2))
     source.rolled_back("worker_deaths 2")
     assert (source.wish().beside, source.wish().why) == ("", "b: worker_deaths 2")
 

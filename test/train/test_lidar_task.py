@@ -7,7 +7,15 @@ import pytest
 import torch
 
 from torchperf_ros.models.networks import CLASSES
-from torchperf_ros.models.pillars import AHEAD_M, BESIDE_M, CELL_M, PILLAR_WIDTHS, Box, spare, strongest
+from torchperf_ros.models.pillars import (
+    AHEAD_M,
+    BESIDE_M,
+    CELL_M,
+    PILLAR_WIDTHS,
+    CloudBox,
+    spare,
+    strongest,
+)
 from torchperf_ros.train.labelled_clouds import LEAST_POINTS, draw_cloud
 from torchperf_ros.train.lidar_task import LidarTask, average_precision, batch_of, focal
 
@@ -82,7 +90,7 @@ def test_given_targets_when_read_as_outputs_then_the_boxes_are_the_labels_and_sc
 
 def test_given_boxes_when_judged_then_precision_falls_with_the_false_the_far_and_the_double():
     def box(score, x, kind=0):
-        return Box(kind, score, x, 0.0, 4.0, 2.0, 0.0)
+        return CloudBox(kind, score, x, 0.0, 4.0, 2.0, 0.0)
 
     truth = [np.array([[10, 0, 4, 2, 0, 0], [20, 0, 4, 2, 0, 0], [20, 0, 4, 2, 0, 1]], np.float32)]
 

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from torchperf_ros.api.messages import decode
-from torchperf_ros.models.driving_rules import Lane
+from torchperf_ros.models.driving_rules import Centreline
 from torchperf_ros.models.point_cloud import CLOUD, at_stamp, read_cloud
 from torchperf_ros.replay.logs.log_reader import LogReader
 from torchperf_ros.tools.main import app
@@ -116,7 +116,7 @@ def test_given_a_world_when_sensors_send_then_the_cloud_has_noise_of_its_seed_an
     bodies = [Body(kind, 15.0 + 10 * number, 4.0 - 2 * number) for number, kind in enumerate(kinds)]
 
     def sent(seed, stamp_ns):
-        world = World(Scenario("test", seed, Lane.of(800.0), 10.0, bodies, 9.0, {}))
+        world = World(Scenario("test", seed, Centreline.of(800.0), 10.0, bodies, 9.0, {}))
         messages = Sensors(world, lidar=True).messages(stamp_ns)
         assert [topic for topic, _, _ in messages] == ["odom", "objects_in_sight", "cloud", "scan"]
         return messages[2][2]
@@ -141,7 +141,7 @@ def test_given_boxes_around_the_vehicle_when_swept_then_those_that_it_stands_in_
 
 @pytest.mark.parametrize("lidar", [False, True])
 def test_given_a_drive_when_written_then_clouds_are_in_its_log_if_they_were_asked_for(tmp_path, lidar):
-    one = Scenario("test", 0, Lane.of(800.0), 10.0, [Body("car", 30.0, 0.0)], 0.3, {})
+    one = Scenario("test", 0, Centreline.of(800.0), 10.0, [Body("car", 30.0, 0.0)], 0.3, {})
     drive(Drive(one, "zero", output=tmp_path / "drive.mcap", lidar=lidar))
     with LogReader(tmp_path / "drive.mcap") as log:
         found = {name: topic.count for name, topic in log.topics.items()}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.api.messages import decode
 from torchperf_ros.models.driving_messages import FRAME, MARKER_ARRAY, SCAN, objects_of, path_bytes
-from torchperf_ros.models.driving_rules import Lane, plan_along
+from torchperf_ros.models.driving_rules import Centreline, plan_along
 from torchperf_ros.models.road_scene import HEIGHT, IMAGE_TYPE, WIDTH, RoadScene
 from torchperf_ros.world.scenarios import LANE_M, SCENARIOS, TRAFFIC, Scenario, describe, draw_scenario
 from torchperf_ros.world.sensors import BEAMS, Sensors, scan
@@ -22,7 +22,7 @@ S = 1_000_000_000
 
 
 def scenario(*bodies, speed=20.0, lane=None, duration_s=30.0):
-    return Scenario("test", 0, lane or Lane.of(800.0), speed, list(bodies), duration_s, {})
+    return Scenario("test", 0, lane or Centreline.of(800.0), speed, list(bodies), duration_s, {})
 
 
 def world_after(seconds, *bodies, **options):
@@ -58,7 +58,7 @@ def test_given_no_plan_when_the_first_three_seconds_are_over_then_the_vehicle_br
 
 
 def test_given_plans_when_followed_then_speed_and_lane_are_those_of_the_plans():
-    world = World(scenario(speed=15.0, lane=Lane.of(600.0, 30.0, 150.0, 120.0)))
+    world = World(scenario(speed=15.0, lane=Centreline.of(600.0, 30.0, 150.0, 120.0)))
     keep(world, 15.0, 12.0)
     assert world.vehicle.speed == pytest.approx(15.0, abs=0.3)
     assert world.progress_m == pytest.approx(180.0, abs=2.0)
@@ -170,7 +170,7 @@ def test_given_a_slower_car_then_the_route_leads_past_it_once_nobody_comes_or_at
 
 
 def test_given_a_lane_with_a_bend_then_the_one_beside_it_is_as_far_away_all_along():
-    lane = Lane.of(400.0, 50.0, 100.0, 120.0)
+    lane = Centreline.of(400.0, 50.0, 100.0, 120.0)
     beside = lane.beside(LANE_M)
     assert np.abs(lane.place(beside.points)[:, 1] - LANE_M).max() < 0.1
     assert lane.beside(0.0) is lane

@@ -205,7 +205,7 @@ def load_adapter(path: str) -> type[Adapter]:
     except AdapterError as error:
         raise AdapterError(f"adapter {path!r}: {error}") from error
     except Exception as error:
-        # The user's module runs here: whatever it raises is the reason why it cannot be loaded.
+        # The user's module runs here: any exception is the reason why it cannot be loaded.
         msg = f"adapter {path!r}: importing {module_name} failed: {type(error).__name__}: {error}"
         if isinstance(error, ModuleNotFoundError) and module_name.startswith(str(error.name)):
             msg += (
@@ -227,7 +227,7 @@ def open_adapter(path: str, options: dict[str, Any], device: torch.device) -> Ad
     """Import `module:Class` and make one.
 
     Raises:
-        AdapterError: see `load_adapter`, or its constructor ends the program; whatever else it raises comes
+        AdapterError: see `load_adapter`, or its constructor ends the program; any other exception comes
             through.
     """
     kind = load_adapter(path)
@@ -264,7 +264,7 @@ def on_one_cpu(path: str, options: dict[str, Any]) -> Adapter:
     """An adapter beside the workers, for what it says of messages; it gets one thread.
 
     Raises:
-        AdapterError: see `load_adapter`; whatever the adapter raises comes through.
+        AdapterError: see `load_adapter`; the adapter's exceptions come through.
     """
     torch.set_num_threads(1)
     return open_adapter(path, options, torch.device("cpu"))

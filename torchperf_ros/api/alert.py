@@ -27,4 +27,4 @@ class Alert:
     message: str
     values: Mapping[str, str] = field(default_factory=dict)
     once: bool = False  # always published; otherwise an alert that comes again is the same event going on
-    logged: bool = False  # a line on the terminal has said it already, with more detail
+    logged: bool = False  # a line on the terminal has it already, with more detail

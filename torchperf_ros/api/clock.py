@@ -14,7 +14,7 @@ monotonic_ns: Clock = time.monotonic_ns
 
 
 class VirtualClock:
-    """A clock that moves only when told to, for tests and virtual-time replay."""
+    """A clock that moves only when `advance_ms` or `reach` is called, for tests and virtual-time replay."""
 
     def __init__(self, start_ns: int = 1_000 * NS_PER_S) -> None:
         """Start at `start_ns`."""

@@ -291,7 +291,7 @@ def decode(data: bytes | memoryview, name: str) -> Any:  # noqa: ANN401
     try:
         return _store().deserialize_cdr(data, name)
     except Exception as error:
-        # rosbags' generated readers raise whatever garbage leads them to: struct.error, IndexError,
+        # rosbags' generated readers raise on garbage: struct.error, IndexError,
         # UnicodeError, ...
         raise BadInput(
             f"not a {name}: {len(data)} bytes that do not decode ({type(error).__name__}: {error})"

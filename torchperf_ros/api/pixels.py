@@ -246,7 +246,7 @@ def compressed_pixels(
     least: tuple[int, int] | None = None,
     encodings: Collection[str] = ENCODINGS,
 ) -> Pixels:
-    """The decoded pixels of a `sensor_msgs/msg/CompressedImage`, whose bytes tell whether it is a JPEG or a PNG.
+    """The decoded pixels of a `sensor_msgs/msg/CompressedImage`, whose first bytes show whether it is a JPEG or a PNG.
 
     `max_pixels`, the largest width times height, is checked before anything is decoded. Where a width and
     height are the `least` that is enough, a large JPEG is decoded at 1/2, 1/4 or 1/8 of its size.
@@ -281,7 +281,7 @@ def compressed_pixels(
             " nor PNG"
         ) from error
     except Exception as error:
-        # On damaged bytes Pillow's decoders raise whatever they trip over: OSError, SyntaxError,
+        # On damaged bytes Pillow's decoders raise: OSError, SyntaxError,
         # ValueError, ...
         raise BadInput(_damaged(message, error)) from error
     return Pixels(array.reshape(*array.shape[:2], -1), order)

@@ -13,7 +13,7 @@ _ROUNDING = 1e-9  # 0.29 * 100 is 28.999999999999996
 
 
 def percent(share: float, decimals: int = 1) -> str:
-    """A share (0 to 1) in percent, rounded down: 100 % is said only of all."""
+    """A share (0 to 1) in percent, rounded down: 100 % stands only for all."""
     scale = 10.0**decimals
     return f"{math.floor(share * 100 * scale + _ROUNDING) / scale:.{decimals}f}%"
 

@@ -1,4 +1,4 @@
 """New versions onto vehicles.
 
-Signed plans, who gets what, verdicts, and the way back; no torch, no rclpy.
+Signed plans, which vehicle gets what, verdicts, and the way back; no torch, no rclpy.
 """

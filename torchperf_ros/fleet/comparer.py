@@ -28,7 +28,7 @@ from torchperf_ros.safety.guard import Guard, Known
 if TYPE_CHECKING:
     from torchperf_ros.replay.golden.message_rule import Rules
 
-# wanted: a pair that fits never holds up who sends it, however long the process stands
+# wanted: a pair that fits never blocks its sender, however long the process stands
 _PIPE_BYTES: Final = 1 << 20
 _AGAIN_S: Final = 5.0  # after the process has ended
 _HUNG_S: Final = 60.0
@@ -233,7 +233,7 @@ class _Score:
             score = self._scores(decode(candidate, self._kind), decode(base, self._kind))
             self.problem = ""
             return None if score is None else float(score)
-        except Exception as error:  # the user's code: whatever it raises, there is no score
+        except Exception as error:  # the user's code may raise anything; then there is no score
             self.problem = f"score_messages failed: {type(error).__name__}: {error}"
             return None
 

@@ -1,6 +1,6 @@
 """Hard guards.
 
-Limits that a candidate breaks or keeps on one vehicle, whatever the statistics of the fleet say.
+Limits that a candidate breaks or keeps on one vehicle, independent of the statistics of the fleet.
 """
 
 import math
@@ -75,7 +75,7 @@ _SHARES: Final = ("miss_ratio", "disagreement")
 
 
 @dataclass(frozen=True)
-class Figures:
+class CandidateFigures:
     """What a candidate did on one vehicle, within `WINDOW_S`.
 
     Attributes:
@@ -94,9 +94,9 @@ class Figures:
     disagreements: int = 0
     compared: int = 0
 
-    def __add__(self, other: "Figures") -> "Figures":
+    def __add__(self, other: "CandidateFigures") -> "CandidateFigures":
         """Counts of both; the trend of the later one."""
-        return Figures(
+        return CandidateFigures(
             self.frames + other.frames,
             self.deaths + other.deaths,
             self.refused + other.refused,
@@ -108,7 +108,7 @@ class Figures:
         )
 
 
-def broken_guard(guards: Guards, figures: Figures) -> str:
+def broken_guard(guards: Guards, figures: CandidateFigures) -> str:
     """The figure that is over its limit and that limit, in words; "" where every guard holds.
 
     Pure and quick, so that a vehicle can ask after every frame.

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from torchperf_ros.api.errors import ConfigError
+from torchperf_ros.fleet.candidate import CHANGES, as_parameter
 from torchperf_ros.fleet.guards import Guards, PlanError
 from torchperf_ros.fleet.targeting import UNITS, check_rule
-from torchperf_ros.settings.candidate import BASE, CHANGES, as_parameter
-from torchperf_ros.settings.config import STAGE_PARAMETERS
+from torchperf_ros.settings.config import BASE, STAGE_PARAMETERS
 
 RUNNING: Final = "running"
 HELD: Final = "held"
@@ -35,7 +35,7 @@ _WHOLE: Final = 100.0
 
 
 @dataclass(frozen=True)
-class Step:
+class RolloutStep:
     """One step of a roll-out.
 
     Attributes:
@@ -57,12 +57,12 @@ class Step:
 STEPS: Final = (
     # The first vehicles see the candidate before it may publish anything anywhere. One in a hundred, not
     # all: a shadow that leaks or takes the machine's time does harm without publishing, too.
-    Step(1, shadow=True, least_exposure_h=10, soak_h=24),
-    Step(1, least_exposure_h=10, soak_h=24),
-    Step(5, least_exposure_h=50, soak_h=24),
-    Step(20, least_exposure_h=200, soak_h=24),
-    Step(50, least_exposure_h=500, soak_h=24),
-    Step(100),
+    RolloutStep(1, shadow=True, least_exposure_h=10, soak_h=24),
+    RolloutStep(1, least_exposure_h=10, soak_h=24),
+    RolloutStep(5, least_exposure_h=50, soak_h=24),
+    RolloutStep(20, least_exposure_h=200, soak_h=24),
+    RolloutStep(50, least_exposure_h=500, soak_h=24),
+    RolloutStep(100),
 )
 """The steps of a plan that names none.
 
@@ -118,7 +118,7 @@ class RolloutPlan:
     expires: datetime.datetime
     candidate: Mapping[str, Any]
     files: Mapping[str, str] = field(default_factory=dict)
-    steps: tuple[Step, ...] = STEPS
+    steps: tuple[RolloutStep, ...] = STEPS
     step: int = 0
     step_since: datetime.datetime = datetime.datetime.min.replace(tzinfo=datetime.timezone.utc)
     state: str = RUNNING
@@ -132,7 +132,7 @@ class RolloutPlan:
     again: tuple[str, ...] = ()
 
     @property
-    def now_at(self) -> Step:
+    def now_at(self) -> RolloutStep:
         """The step that is on."""
         return self.steps[self.step]
 
@@ -388,14 +388,14 @@ def _files(values: object, where: str) -> dict[str, str]:
     return {str(path): digest for path, digest in values.items()}
 
 
-def _steps(values: object, where: str) -> tuple[Step, ...]:
+def _steps(values: object, where: str) -> tuple[RolloutStep, ...]:
     if not isinstance(values, list) or not values:
         raise PlanError(
             f"{where}: steps {values!r} has to be a list of steps, for example [{{share: 1}}, {{share:"
             " 100}]"
         )
-    names = [one.name for one in fields(Step)]
-    steps: list[Step] = []
+    names = [one.name for one in fields(RolloutStep)]
+    steps: list[RolloutStep] = []
     for number, given in enumerate(values):
         at = f"{where}: steps[{number}]"
         if not isinstance(given, Mapping) or "share" not in given or (set(given) - set(names)):
@@ -409,13 +409,13 @@ def _steps(values: object, where: str) -> tuple[Step, ...]:
         )
         Guards().changed(given.get("guards") or {}, f"{at}.guards")
         one |= {"shadow": bool(given.get("shadow", False)), "guards": dict(given.get("guards") or {})}
-        before = steps[-1] if steps else Step(0, shadow=True)
+        before = steps[-1] if steps else RolloutStep(0, shadow=True)
         if one["share"] < before.share or (one["shadow"] and not before.shadow):
             raise PlanError(
                 f"{at}: exposes less than the step before it ({before.share:g} %); shares have to grow, and"
                 " a shadow comes before what serves. To take a version back: `torchperf rollout rollback`"
             )
-        steps.append(Step(**one))
+        steps.append(RolloutStep(**one))
     return tuple(steps)
 
 

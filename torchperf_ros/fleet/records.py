@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from torchperf_ros.fleet.guards import Figures
+from torchperf_ros.fleet.guards import CandidateFigures
 from torchperf_ros.settings.user_folder import make_private
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Block:
         base_misses, candidate_misses: frames over the budget, or without a result.
         compared, agreed: outputs by the rules of golden tests.
         score: mean of the adapter's own score of the candidate's outputs beside the base's; NaN without
-        one. deaths, refused, safe_stops: see `Figures`; of the candidate.
+        one. deaths, refused, safe_stops: see `CandidateFigures`; of the candidate.
         memory_mib: of the candidate's worker at the end; NaN where it is not known.
         memory_mib_per_h: its trend; NaN where it is not known.
     """
@@ -85,9 +85,9 @@ class Block:
     memory_mib_per_h: float = math.nan
 
     @property
-    def figures(self) -> Figures:
+    def figures(self) -> CandidateFigures:
         """What the guards look at."""
-        return Figures(
+        return CandidateFigures(
             self.frames,
             self.deaths,
             self.refused,

@@ -4,7 +4,6 @@ Plans and keys, how a roll-out stands, its next step, and a fleet to try it on.
 """
 
 import json as json_text
-import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +20,6 @@ from torchperf_ros.tools.shell import (
     CommandGroup,
     File,
     Files,
-    Force,
     Texts,
     check_outputs,
     console,
@@ -36,12 +34,14 @@ from torchperf_ros.tools.shell import (
 if TYPE_CHECKING:
     from torchperf_ros.fleet.plan import RolloutPlan
     from torchperf_ros.fleet.records import Brought
-    from torchperf_ros.fleet.status import Move, Standing
+    from torchperf_ros.fleet.status import Move, RolloutStanding
 
 _LIBRARIES: Final = ("cryptography", "mmh3", "openfeature")
 _PLAIN_WIDTH: Final = 160
 _MOST_NAMED: Final = 10
 _YAML: Final = (".yaml", ".yml")
+_SEED: Final = 1
+"""Of the simulated fleet: the same plan gives the same figures."""
 
 rollout = typer.Typer(
     cls=CommandGroup,
@@ -49,7 +49,7 @@ rollout = typer.Typer(
 
     A plan is a signed file that each vehicle reads for itself; there is no server.
     It names a candidate, the vehicles and the steps. Vehicles bring records home,
-    and `status`, `advance`, `hold` and `rollback` are for who owns the plan:
+    and `status`, `advance`, `hold` and `rollback` are for the plan's owner:
     docs/rollout.md has the whole way.
     """,
     no_args_is_help=True,
@@ -61,7 +61,6 @@ Signed = Annotated[Path, Argument(help="The signed plan.")]
 Folders = Annotated[list[Path] | None, Argument(metavar="DIR...", help="What vehicles brought home.")]
 Public = Annotated[Path, Option("--key", help="The public key that vehicles trust; not for a .yaml.")]
 Private = Annotated[Path, Option("--key", help="The private key that signs.")]
-NextPlan = Annotated[File, Option("--output", "-o", metavar="FILE", help="Default: PLAN is replaced.")]
 Write = Annotated[bool, Option("--write", help="Write the next plan; without it, only say what would be.")]
 Html = Annotated[File, Option(metavar="FILE", help="Write a page with every figure.")]
 Json = Annotated[File, Option("--json", metavar="FILE", help="Write every figure to this file.")]
@@ -96,19 +95,17 @@ def new(
     set_: Annotated[
         Texts, Option("--set", metavar="NAME=VALUE", help="A parameter that differs; repeatable.")
     ] = None,
-    name: Annotated[str, Option(help="Of the roll-out; another one draws other vehicles.")] = "",
     file: Annotated[Files, Option(metavar="FILE", help="Has to be there unchanged; repeatable.")] = None,
-    rule: Annotated[str, Option(metavar="JSON", help="Only for these vehicles: flagd's targeting.")] = "",
-    force: Force = False,
 ) -> None:
     """Write a plan to edit: the candidate, the steps 1, 5, 20, 50, 100 %, the guards.
 
     Values of --set are YAML, as in a parameter file. Of each --file the plan holds
     the SHA-256, and its path from the plan's folder: vehicles look for it there.
 
+    Its name and `targeting`, a rule of which vehicles it is for, are edited in the file.
+
     Example: torchperf rollout new -o plan.yaml --stage perception --version 7.2
              --set 'packages=[detector-7.2.pt2]' --file detector-7.2.pt2
-             --rule '{"==": [{"var": "gpu"}, "orin"]}'
 
     Exit status: 0, or 2 for a value that is not allowed.
     """
@@ -120,31 +117,23 @@ def new(
     from torchperf_ros.settings.params_file import parse_value
 
     check_outputs({"--output": output}, file or ())
-    if output.exists() and not force:
-        fail(f"--output {output}: is there already; --force replaces it")
+    if output.exists():
+        fail(f"--output {output}: is there already; remove it, or name another file")
     given = pairs("--set", set_ or (), "=", "NAME=VALUE, a parameter of the stage and its value")
     sums = {
         os.path.relpath(path, output.parent): hashlib.sha256(_bytes(path, "--file")).hexdigest()
         for path in file or ()
     }
     values: dict[str, Any] = {
-        "name": name or f"{stage}-{version}",
+        "name": f"{stage}-{version}",
         "stage": stage,
         "version": version,
         "files": sums,
         "candidate": {key: parse_value(key, text) for key, text in given.items()},
-        "targeting": _rule(rule) if rule else None,
     }
     plan = new_plan(values, utc_now())
     output.write_text(plan_text(plan), encoding="utf-8")
     typer.echo(f"wrote {output}; edit it, then: torchperf rollout sign {output}")
-
-
-def _rule(text: str) -> object:
-    try:
-        return json_text.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"--rule {text!r}: is no JSON ({error})") from error
 
 
 @rollout.command(cls=Command)
@@ -204,28 +193,18 @@ def _check_usable(plan: "RolloutPlan", path: Path) -> None:
     Its time is over, or a file is not what it says.
     """
     from torchperf_ros.fleet.plan import utc_now
-    from torchperf_ros.settings.bounded_file import open_regular, sha256_of
+    from torchperf_ros.fleet.vehicle import SignedFiles
 
     if plan.expires <= utc_now():
         fail(
             f"plan {path}: its `expires`, {plan.expires:%Y-%m-%d %H:%M} UTC, is over, and vehicles refuse"
             " it; write a later one"
         )
-    for name, wanted in plan.files.items():
-        file = path.parent / name
-        try:
-            with open_regular(file) as opened:
-                digest = sha256_of(opened)
-        except OSError as error:
-            fail(
-                f"plan {path}: its file {file}: cannot be read ({error.strerror or error}); vehicles look"
-                " for it from the plan's folder on"
-            )
-        if digest != wanted:
-            fail(
-                f"plan {path}: its file {file}: has SHA-256 {digest[:16]}..., and the plan says"
-                f" {wanted[:16]}...; write the new one into the plan, or bring back the file"
-            )
+    if why := SignedFiles(path.parent, lambda _path: "").changed(plan.files):
+        fail(
+            f"plan {path}: its {why}; vehicles look for it from the plan's folder on: bring it back, or"
+            " write the new sum into the plan"
+        )
 
 
 def _check_gate(file: Path) -> None:
@@ -269,32 +248,22 @@ def check(
 
     Example: torchperf rollout check plan.json --vehicle car-7 --fact gpu=orin
 
-    Exit status: 0 if the plan can be followed, whatever the vehicle's role is, 2 if not.
+    Exit status: 0 if the plan can be followed, with any role of the vehicle, 2 if not.
     """
     need(*_LIBRARIES)
-    from torchperf_ros.fleet.plan import read_plan_file
-    from torchperf_ros.fleet.signature import make_keys, read_private_key
-    from torchperf_ros.fleet.signature import sign as signed
-    from torchperf_ros.fleet.vehicle import VehicleRollout
+    from torchperf_ros.fleet.plan import utc_now
+    from torchperf_ros.fleet.signature import check_time
+    from torchperf_ros.fleet.targeting import facts_of
+    from torchperf_ros.fleet.vehicle import SignedFiles, placement_of
+    from torchperf_ros.fleet.vehicle_state import VehicleState
 
-    facts = {"vehicle": vehicle, **pairs("--fact", fact or (), "=", "NAME=VALUE")}
-    with tempfile.TemporaryDirectory() as name:
-        folder, path = Path(name), plan
-        if plan.suffix in _YAML:  # as it will be when it is signed
-            key = make_keys(folder / "key")
-            path = plan.with_name(f".{plan.name}.check")
-            found = read_plan_file(plan)
-            path.write_text(signed(found, read_private_key(folder / "key")), encoding="utf-8")
-        try:
-            stage = _read(path, key).stage if path == plan else found.stage
-            # Who can write here says nothing of who can on the vehicle.
-            decision = VehicleRollout(folder, facts, key, path, stage, exposure=lambda _path: "").look()
-        finally:
-            if path != plan:
-                path.unlink()
-    if decision.plan is None:
-        fail(decision.problem or decision.why)
-    typer.echo(f"{decision.role.value}: {decision.why}")
+    facts = facts_of({"vehicle": vehicle, **pairs("--fact", fact or (), "=", "NAME=VALUE")})
+    found = _read(plan, key)
+    check_time(found, utc_now(), f"plan {plan}")
+    # Permissions of the files here say nothing about those on the vehicle.
+    files = SignedFiles(plan.parent, lambda _path: "")
+    place = placement_of(found, facts, VehicleState(), files.changed)
+    typer.echo(f"{place.role.value}: {place.why}")
 
 
 @rollout.command(cls=Command)
@@ -305,7 +274,7 @@ def status(
     html: Html = None,
     json: Json = None,
 ) -> None:
-    """Show how a roll-out stands: who has what, verdicts, who rolled back, and what is next.
+    """Show how a roll-out stands: vehicles, verdicts, roll-backs, and the next step.
 
     A verdict is better, worse, equivalent or not enough data, on all vehicles and
     on each kind of GPU. Look as often as you like: the chance of a false one is 5 %
@@ -342,7 +311,6 @@ def advance(
     plan: Signed,
     folders: Folders = None,
     key: Private = _KEY,
-    output: NextPlan = None,
     write: Write = False,
     force: Annotated[
         bool, Option("--force", help="Also without enough data; not over a broken guard.")
@@ -365,11 +333,11 @@ def advance(
     if move.kind.value != "advance" and (move.hard or not force):
         hint = "" if move.hard else "; --force goes on all the same"
         fail(f"does not advance{hint}", 1)
-    _next(plan, key, output, write, found, found.advanced)
+    _next(plan, key, write, found, found.advanced)
 
 
 @rollout.command(cls=Command)
-def hold(plan: Signed, key: Private = _KEY, output: NextPlan = None, write: Write = False) -> None:
+def hold(plan: Signed, key: Private = _KEY, write: Write = False) -> None:
     """Write the plan with which no further vehicle begins; those that have, go on.
 
     `advance` ends a hold.
@@ -380,11 +348,11 @@ def hold(plan: Signed, key: Private = _KEY, output: NextPlan = None, write: Writ
     """
     need(*_LIBRARIES)
     found = _read(plan, key)
-    _next(plan, key, output, write, found, found.held)
+    _next(plan, key, write, found, found.held)
 
 
 @rollout.command(cls=Command)
-def rollback(plan: Signed, key: Private = _KEY, output: NextPlan = None, write: Write = False) -> None:
+def rollback(plan: Signed, key: Private = _KEY, write: Write = False) -> None:
     """Write the plan with which every vehicle goes back, and none takes this version again.
 
     Only a later plan that names the version under `again` brings it back.
@@ -395,25 +363,19 @@ def rollback(plan: Signed, key: Private = _KEY, output: NextPlan = None, write: 
     """
     need(*_LIBRARIES)
     found = _read(plan, key)
-    _next(plan, key, output, write, found, found.rolled_back)
+    _next(plan, key, write, found, found.rolled_back)
 
 
 @rollout.command(cls=Command)
-def simulate(  # noqa: PLR0913, PLR0917 - the options of the command
-    plan: Plan,
+def simulate(
+    plan: Annotated[Path, Argument(help="A plan, .yaml as `new` writes it.")],
     vehicles: Annotated[int, Option(min=10, max=1_000_000, help="How many the fleet has.")] = 10_000,
     candidate: Annotated[str, Option(help="What it is like; `list` shows them.")] = "worse",
     by: Annotated[float, Option(min=0.0, max=100.0, help="By how many percent its times differ.")] = 5.0,
     runs: Annotated[Files, Option(metavar="RUN", help="Times out of these runs; repeatable.")] = None,
-    look_every: Annotated[
-        float, Option(min=0.5, max=168.0, metavar="H", help="How often the owner looks.")
-    ] = 24.0,
-    seed: Annotated[int, Option(min=0, help="The same seed, the same fleet.")] = 1,
-    key: Public = _PUBLIC,
     svg: Annotated[File, Option(metavar="FILE", help="Draw it.")] = None,
-    json: Json = None,
 ) -> None:
-    """Play a plan on a simulated fleet: who has the candidate until it is stopped.
+    """Play a plan on a simulated fleet: which vehicles have the candidate until it is stopped.
 
     Beside it, the same candidate on all vehicles at once. Buckets, guards, verdicts
     and steps are the code of vehicles and of `advance`. Times are drawn from
@@ -428,13 +390,16 @@ def simulate(  # noqa: PLR0913, PLR0917 - the options of the command
     import numpy as np
 
     from torchperf_ros.fleet import simulate as play
+    from torchperf_ros.fleet.plan import read_plan_file
     from torchperf_ros.fleet.status_page import draw_outcomes
 
     if candidate not in play.CANDIDATES:
         known = "; ".join(f"{name}: {text}" for name, text in play.CANDIDATES.items())
         fail(f"--candidate {candidate!r} is not there; there are {known}")
-    check_outputs({"--svg": svg, "--json": json}, (plan, *(runs or ())))
-    found, random = _read(plan, key), np.random.default_rng(seed)
+    if plan.suffix not in _YAML:
+        fail(f"plan {plan}: is no .yaml; simulate takes a plan as `torchperf rollout new` writes it")
+    check_outputs({"--svg": svg}, (plan, *(runs or ())))
+    found, random = read_plan_file(plan), np.random.default_rng(_SEED)
     if found.unit != "vehicle":
         fail(f"plan {plan}: draws by {found.unit}, which is not simulated; try a copy with `unit: vehicle`")
     windows = play.recorded_minutes(runs, found.stage, random) if runs else play.built_in_minutes(random)
@@ -444,11 +409,10 @@ def simulate(  # noqa: PLR0913, PLR0917 - the options of the command
             outcomes[name] = play.simulate(
                 one,
                 vehicles,
-                play.Candidate(candidate, by / 100.0),
+                play.SimulatedCandidate(candidate, by / 100.0),
                 windows,
-                seed,
-                look_every,
-                follow(bars, name),
+                _SEED,
+                progress=follow(bars, name),
             )
     heads, *rows = play.outcome_rows(outcomes)
     console(_PLAIN_WIDTH).print(console_table(heads, rows))
@@ -456,9 +420,6 @@ def simulate(  # noqa: PLR0913, PLR0917 - the options of the command
         draw_outcomes(
             outcomes, f"A candidate of kind `{candidate}` on {vehicles:,} vehicles, simulated", svg
         )
-    if json:
-        text = json_text.dumps({name: vars(one) for name, one in outcomes.items()}, indent=1)
-        json.write_text(text + "\n", encoding="utf-8")
 
 
 def _read(path: Path, key: Path) -> "RolloutPlan":
@@ -479,7 +440,7 @@ def _bytes(path: Path, what: str) -> bytes:
         raise ConfigError(f"{what} {path}: cannot be read ({error.strerror or error})") from error
 
 
-def _standing(plan: "RolloutPlan", folders: list[Path]) -> "tuple[Standing, Move, Brought]":
+def _standing(plan: "RolloutPlan", folders: list[Path]) -> "tuple[RolloutStanding, Move, Brought]":
     from torchperf_ros.fleet.plan import utc_now
     from torchperf_ros.fleet.records import read_records, record_files
     from torchperf_ros.fleet.status import next_move, standing_of
@@ -493,7 +454,7 @@ def _standing(plan: "RolloutPlan", folders: list[Path]) -> "tuple[Standing, Move
 
 
 # texts
-def _show(plan: "RolloutPlan", standing: "Standing", move: "Move", left_out: Any) -> None:  # noqa: ANN401
+def _show(plan: "RolloutPlan", standing: "RolloutStanding", move: "Move", left_out: Any) -> None:  # noqa: ANN401
     from torchperf_ros.fleet.status_page import headline, tables
 
     shown = console(_PLAIN_WIDTH)
@@ -514,7 +475,6 @@ def _show(plan: "RolloutPlan", standing: "Standing", move: "Move", left_out: Any
 def _next(
     path: Path,
     key: Path,
-    output: Path | None,
     write: bool,
     plan: "RolloutPlan",
     change: "Callable[[Any], RolloutPlan]",
@@ -527,13 +487,11 @@ def _next(
 
     if path.suffix in _YAML:
         fail(f"{path}: is not signed; `torchperf rollout sign {path}` comes first")
-    target = output or path
-    check_outputs({"--output": target}, (key,))
     following = change(max(utc_now(), plan.issued))
     plan_of(following.to_mapping(), "the next plan")
-    typer.echo(f"{'wrote' if write else 'would write'} {target}: {headline(following)}")
+    typer.echo(f"{'wrote' if write else 'would write'} {path}: {headline(following)}")
     if write:
-        _replace(target, signed(following, read_private_key(key)))
+        _replace(path, signed(following, read_private_key(key)))
     else:
         typer.echo("nothing was written; --write does it")
 

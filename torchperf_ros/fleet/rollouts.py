@@ -3,250 +3,52 @@
 Beside the version that serves, in its place, and back as soon as a guard breaks.
 """
 
-import math
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-import psutil
-
 from torchperf_ros.api.alert import Alert
-from torchperf_ros.api.clock import monotonic_ns
-from torchperf_ros.api.errors import ConfigError, TorchperfError
-from torchperf_ros.api.outcome import Health
-from torchperf_ros.fleet.comparer import OutputComparer
-from torchperf_ros.fleet.guards import Figures, Guards, broken_guard, why_not_to_serve
-from torchperf_ros.fleet.shadow import Shadow, counts, promote, shadow_of
+from torchperf_ros.api.errors import ConfigError
+from torchperf_ros.fleet.candidate import read_candidate
+from torchperf_ros.fleet.shadow import Shadow, promote
 from torchperf_ros.fleet.sources import ParameterSource, PlanSource, Source, Wish, facts_of_vehicle
-from torchperf_ros.observe.watch.memory_watch import MemoryTrend
-from torchperf_ros.settings.candidate import BASE, read_candidate
-from torchperf_ros.settings.config import NodeConfig, StageConfig, stage_config
+from torchperf_ros.fleet.trial import Trial
+from torchperf_ros.settings.config import BASE, NodeConfig, StageConfig, stage_config
 from torchperf_ros.settings.rollout_options import RolloutOptions
 from torchperf_ros.stage.alert_rules import change_alert
 from torchperf_ros.stage.stage import Stage
 from torchperf_ros.workers.process_setup import step_back
-from torchperf_ros.workers.worker_pool import Log, WorkerPool
+from torchperf_ros.workers.worker_pool import Log
 from torchperf_ros.workers.worker_setup import worker_setup
 
 _LOOK_S: Final = 0.1
 """A candidate that breaks a guard is out of service a tenth of a second and one frame later."""
-_MINUTE_S: Final = 60.0
-_SECOND_S: Final = 1.0
 _LATER_S: Final = 30.0
 _END_S: Final = 5.0
-_MIB: Final = 1 << 20
-_COUNTED: Final = ("frames", "deaths", "refused", "misses")
 
 
-class Trial:
-    """One candidate of one stage, from its start until one of the two versions leaves.
+@dataclass
+class WatchedStage:
+    """What is known of one stage's versions, from `prepared` to `end`.
 
     Attributes:
-        over: why it ends; "" while it goes on.
-        leave_by_s: from then on what serves leaves for whatever can answer, by the monotonic clock.
-        served: whether the candidate did at the last look.
-        waits: why it does not serve yet although it is to; "" mostly.
+        begins: the version that the stage begins with and the fields that it changes; None: its own.
+        trial: None while there is no candidate.
+        text: the last thing to show of its candidate.
+        later_s: from then on there may be memory for a candidate.
+        unpromoted: its version may have had to serve before it had all its workers.
     """
 
-    def __init__(self, stage: Stage, candidate: str) -> None:
-        """Compare the two versions of `stage`, one of which is the candidate."""
-        self.stage, self.candidate = stage, candidate
-        if self.shadow is not None:
-            self.shadow.figures.version = candidate
-        self._begun = "" if self.shadow is None else self.shadow.version
-        self.over, self.leave_by_s, self.served = "", math.inf, self.serves
-        self.waits = ""
-        self._comparer: OutputComparer | None = None
-        self._safe_stops, self._in_safe_stop = 0, False
-        self._trend = MemoryTrend()
-        self._trend_pid, self._minute_s, self._second_s = 0, 0.0, 0.0
-        self._memory_mib = self._mib_per_h = math.nan
-        self._before = self._minute_before = self._counts()
-
-    @property
-    def shadow(self) -> Shadow | None:
-        """The version beside the one that serves."""
-        return shadow_of(self.stage)
-
-    @property
-    def serves(self) -> bool:
-        """Whether the candidate serves."""
-        return self.stage.version == self.candidate
-
-    def may_exchange(self) -> bool:
-        """Whether the shadow can serve as well as the version that does.
-
-        What began with this trial is made able to.
-
-        From `leave_by_s` on one worker of lowest priority is enough: it is better than a broken guard.
-        """
-        shadow = self.shadow
-        if shadow is None or not shadow.pool.ready:
-            return False  # nobody else can serve, and the stage's fallbacks do what they can
-        if shadow.version != self._begun or (self.serves and time.monotonic() >= self.leave_by_s):
-            return True
-        if not shadow.ready:
-            shadow.promote()
-        return shadow.ready
-
-    def may_serve(self, limits: Guards) -> bool:
-        """Whether the candidate has shown beside the other version that it may take its place.
-
-        Else see `waits`.
-        """
-        shadow = self.shadow
-        if shadow is not None:
-            total = shadow.figures.total
-            base_share = total.base_late / total.pairs if total.pairs else 0.0
-            self.waits = why_not_to_serve(total.pairs, total.both, total.candidate_late, base_share, limits)
-        return not self.waits
-
-    def compare(self) -> None:
-        """Take what both versions have answered since the last call, and what was found out about their outputs."""
-        shadow = self.shadow
-        if shadow is None:
-            return
-        model = self.stage.model if self.serves else shadow.model
-        pool, setup = model.pool, model.setup
-        if pool.description is None:
-            return
-        if self._comparer is None:
-            scorer = None
-            if pool.description.scores:
-                scorer = {"adapter": setup.adapter, "options": setup.options}
-            self._comparer = OutputComparer(
-                pool.description.output, self.stage.config.candidate_tolerance, scorer
-            )
-            shadow.comparing = self._comparer.hold
-        if (found := self._comparer.take()) is not None:
-            shadow.figures.compared(found)
-        for pair in shadow.take_pairs():
-            shadow.figures.add(pair, candidate_serves=self.serves)
-            if pair.served is not None and pair.payload is not None:
-                outputs = (pair.payload, pair.served) if self.serves else (pair.served, pair.payload)
-                self._comparer.offer(pair.answer.frame.seq, *outputs, pair.known)
-        if (now_s := time.monotonic()) - self._second_s > _SECOND_S:
-            self._second_s = now_s
-            self._weigh(pool, now_s)
-
-    def _weigh(self, pool: WorkerPool, now_s: float) -> None:
-        """Follow the memory of the candidate's first worker."""
-        worker = pool.workers[0]
-        if worker is None or worker.ready_at_ns is None:
-            return
-        if worker.pid != self._trend_pid:
-            self._trend, self._trend_pid = MemoryTrend(), worker.pid
-        try:
-            memory = psutil.Process(worker.pid).memory_info()
-        except psutil.Error:
-            return
-        self._memory_mib = (memory.rss - memory.shared) / _MIB
-        self._trend.add(now_s, self._memory_mib)
-        growth = self._trend.suspicion()
-        self._mib_per_h = math.nan if growth is None else growth.mib_per_hour
-
-    def changed_places(self) -> None:
-        """The versions have, a while ago: count what guards are about since then."""
-        self.served, self._in_safe_stop = self.serves, False
-        shadow = self.shadow
-        now = self._counts()  # a safe stop that goes on is not of what serves now
-        then = (
-            Figures(**shadow.counts_at_exchange)
-            if self.serves and shadow is not None
-            else replace(now, deaths=0)
-        )
-        self._before = self._minute_before = then
-        self._safe_stops = 0
-
-    def figures(self) -> Figures:
-        """What the candidate has done since it is where it is."""
-        return self._since(self._before)
-
-    def _since(self, before: Figures) -> Figures:
-        shadow = self.shadow
-        total = None if shadow is None else shadow.figures.total
-        compared = {"disagreements": total.different, "compared": total.compared} if total else {}
-        now = self._counts()
-        since = {name: getattr(now, name) - getattr(before, name) for name in _COUNTED}
-        return Figures(**since, safe_stops=self._safe_stops, memory_mib_per_h=self._mib_per_h, **compared)
-
-    def _counts(self) -> Figures:
-        shadow = self.shadow
-        if not self.serves:
-            return (
-                Figures()
-                if shadow is None
-                else Figures(deaths=shadow.deaths, refused=shadow.figures.total.candidate_refused)
-            )
-        is_stopped = self.stage.statistics.health.state(monotonic_ns()) is Health.SAFE_STOP
-        self._safe_stops += is_stopped and not self._in_safe_stop
-        self._in_safe_stop = is_stopped
-        return Figures(**counts(self.stage))
-
-    def minute(self, source: Source) -> str:
-        """Hand the last minute over, if it has passed.
-
-        Returns the guard that is broken within the last hour.
-        """
-        shadow, now_s = self.shadow, time.monotonic()
-        self._minute_s = self._minute_s or now_s
-        if shadow is None or now_s - self._minute_s < _MINUTE_S:
-            return ""
-        self._minute_s += _MINUTE_S
-        figures, self._minute_before = self._since(self._minute_before), self._counts()
-        return source.minute(shadow.figures.take_block(), figures, self._memory_mib, serves=self.serves)
-
-    def target(self, wish: Wish) -> str:
-        """Which of the two versions is to serve.
-
-        Where neither is wished for any more, the one not on trial.
-        """
-        shadow = self.shadow
-        both = [self.stage.version, *([] if shadow is None else [shadow.version])]
-        return (
-            wish.serve
-            if wish.serve in both
-            else next((one for one in both if one != self.candidate), both[0])
-        )
-
-    def values(self) -> dict[str, str]:
-        """For `/diagnostics`."""
-        shadow = self.shadow
-        found = {"version": self.stage.version, "candidate": f"{self.candidate}: {self._state()}"}
-        if shadow is None:
-            return found
-        figures = shadow.figures
-        found |= {"candidate_pairs": figures.words, "candidate_skipped": str(shadow.skipped)}
-        left_out = 0 if self._comparer is None else self._comparer.left_out
-        found |= {"candidate_lost_pairs": str(shadow.lost_pairs), "candidate_not_compared": str(left_out)}
-        if figures.last_difference:
-            found["candidate_differs"] = figures.last_difference
-        if figures.last_refusal:
-            found["candidate_refused"] = figures.last_refusal
-        if figures.last_failure:
-            found["candidate_failed"] = figures.last_failure
-        if self._comparer is not None and self._comparer.problem:
-            found["candidate_problem"] = self._comparer.problem
-        return found
-
-    def _state(self) -> str:
-        shadow = self.shadow
-        if self.over:
-            return self.over
-        if self.serves:
-            return "serves"
-        if shadow is None or not shadow.pool.ready:
-            return f"starts: {'' if shadow is None else shadow.pool.progress}"
-        return f"shadow, which is to serve and waits: {self.waits}" if self.waits else "shadow"
-
-    def close(self) -> None:
-        """Leave no process behind."""
-        if self._comparer is not None:
-            self._comparer.close()
+    source: Source
+    begins: tuple[str, dict[str, Any]] | None = None
+    trial: Trial | None = None
+    text: str = ""
+    later_s: float = 0.0
+    unpromoted: bool = False
 
 
 class Rollouts:
@@ -262,13 +64,7 @@ class Rollouts:
         self._values, self._log, self._alert, self._node = values, log, alert, node
         self._stages: Sequence[Stage] = ()
         self._config: NodeConfig | None = None
-        self._sources: dict[str, Source] = {}  # by stage
-        self._trials: dict[str, Trial] = {}  # by stage
-        self._later_s: dict[str, float] = {}  # by stage: when there may be memory for a candidate
-        self._said: dict[str, str] = {}  # by stage: what was said last of its candidate
-        self._begins: dict[str, tuple[str, dict[str, Any]]] = {}  # by stage: a version that it begins with
-        # stages whose version may have had to serve before it had all its workers
-        self._unpromoted: set[str] = set()
+        self._watched: dict[str, WatchedStage] = {}  # by stage
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -300,20 +96,20 @@ class Rollouts:
             ConfigError: a candidate cannot be read, or a plan cannot be followed.
         """
         self._check(config, None)
-        self._sources, self._begins, self._config = {}, {}, config
+        self._watched, self._config = {}, config
         return replace(config, stages=tuple(self._prepared(stage, config) for stage in config.stages))
 
     def _prepared(self, stage: StageConfig, config: NodeConfig) -> StageConfig:
         name = stage.name
         if not stage.rollout_plan:
-            self._sources[name] = ParameterSource(
-                name, lambda: self._stage_config(name), lambda: self._values(name)
+            self._watched[name] = WatchedStage(
+                ParameterSource(name, lambda: self._stage_config(name), lambda: self._values(name))
             )
             return stage
         source = PlanSource(
             stage, self._options, lambda: self._values(name), lambda: self._card(name), self._node
         )
-        self._sources[name] = source
+        watched = self._watched[name] = WatchedStage(source)
         if source.vehicle.adopted:
             self._say(name, source.vehicle.adopted)
         try:
@@ -324,10 +120,9 @@ class Rollouts:
         except ConfigError as error:
             self._say(name, f"begins with its own parameters, as {error}")
             return stage
-        self._begins[name] = running.version, dict(running.changes)
-        return replace(
-            running.config, guard=stage.guard
-        )  # which has the node's vehicle; no version changes it
+        watched.begins = running.version, dict(running.changes)
+        # The guard has the node's vehicle, which no version changes.
+        return replace(running.config, guard=stage.guard)
 
     def _options(self) -> RolloutOptions:
         assert self._config is not None
@@ -348,14 +143,15 @@ class Rollouts:
     def begin(self, stages: Sequence[Stage], config: NodeConfig) -> None:
         """Look after the versions of these stages; before they start."""
         self._stages, self._config = stages, config
-        for stage in stages:
-            if stage.config.name in self._begins:
-                stage.model.name, stage.model.changes = self._begins[stage.config.name]
-        # of its own: one that hangs on a disk is not to go on with these stages
+        watched = [self._watched[stage.config.name] for stage in stages]
+        for stage, one in zip(stages, watched, strict=True):
+            if one.begins is not None:
+                stage.model.name, stage.model.changes = one.begins
+        # A thread before it that hangs on a disk has its own event, and does not go on with these stages.
         self._stopping = threading.Event()
         self._thread = threading.Thread(
             target=self._run,
-            args=(self._stopping, stages, dict(self._sources)),
+            args=(self._stopping, list(zip(stages, watched, strict=True))),
             name="rollouts",
             daemon=True,
         )
@@ -374,145 +170,118 @@ class Rollouts:
                     f"{what} after {_END_S:g} s: it waits for a disk, of the plans or of rollout.folder",
                 )
         self._thread = None
-        for trial in self._trials.values():
-            trial.close()
-        for source in () if hangs else self._sources.values():  # of the same disk, and still that thread's
-            source.stops()
-        self._stages, self._trials, self._said, self._sources = (), {}, {}, {}
-        self._unpromoted = set()
+        for watched in self._watched.values():
+            if watched.trial is not None:
+                watched.trial.close()
+            # A thread that hangs still has the source, which waits for the same disk.
+            if not hangs:
+                watched.source.stops()
+        self._stages, self._watched = (), {}
 
     def values(self, stage: str) -> dict[str, str]:
         """What `/diagnostics` says of a stage's versions; empty where it never had a candidate."""
-        if (trial := self._trials.get(stage)) is not None:
-            return trial.values()
+        watched = self._watched.get(stage)
+        if watched is None:
+            return {}
+        if watched.trial is not None:
+            return watched.trial.values()
         actor = next((one for one in self._stages if one.config.name == stage), None)
-        said = self._said.get(stage, "")
-        return {"version": actor.version, "candidate": said} if actor is not None and said else {}
+        if actor is None or not watched.text:
+            return {}
+        return {"version": actor.version, "candidate": watched.text}
 
     # -- the thread
 
-    def _run(
-        self, stopping: threading.Event, stages: Sequence[Stage], sources: Mapping[str, Source]
-    ) -> None:
+    def _run(self, stopping: threading.Event, watched: Sequence[tuple[Stage, WatchedStage]]) -> None:
         step_back()
         while not stopping.wait(_LOOK_S):
-            for stage in stages:
+            for stage, one in watched:
                 try:
-                    self._look_after(stage, sources[stage.config.name])
-                except (
-                    Exception
-                ):  # the thread's boundary: one stage's candidate must not cost another's guard
+                    self._look_after(stage, one)
+                except Exception:
+                    # The thread's boundary: one stage's candidate must not cost another's guard.
                     text = f"{stage.config.name}: looking after a candidate failed"
                     self._log("error", f"{text}:\n{traceback.format_exc()}")
 
-    def _look_after(self, stage: Stage, source: Source) -> None:
-        name, wish = stage.config.name, source.wish()
-        trial = self._trials.get(name)
+    def _look_after(self, stage: Stage, watched: WatchedStage) -> None:
+        wish, trial = watched.source.wish(), watched.trial
         if trial is None:
-            if name in self._unpromoted:
-                if promote(stage.model):
-                    return  # no other version begins before what serves is whole again
-                self._unpromoted.remove(name)
-            other = wish.serve if wish.serve != stage.version else wish.beside
-            if other and stage.pool.ready:
-                if time.monotonic() < self._later_s.get(name, 0.0):
-                    return
-                self._start(stage, source, wish, other)
-            elif wish.why:
-                self._said[name] = wish.why
-            elif not wish.candidate:
-                self._said.pop(name, None)
+            self._without_trial(stage, watched, wish)
             return
         trial.compare()
         if trial.serves != trial.served:
             trial.changed_places()
             other = BASE if stage.shadow is None else stage.shadow.version
-            self._say(name, f"version {stage.version} serves from now on; {other} is warm beside it")
+            text = f"version {stage.version} serves from now on; {other} is warm beside it"
+            self._say(stage.config.name, text)
         if not trial.over:
-            wish = self._judge(trial, source, wish)
+            wish = self._judge(trial, watched.source, wish)
         if trial.target(wish) != stage.version:
-            self._exchange(trial, source, wish)
+            trial.exchange(watched.source, wish)
             return
         trial.waits = ""
         if trial.over:
-            self._end(trial)
+            self._end(trial, watched)
         elif trial.serves:
             trial.may_exchange()  # the way back is kept open
 
+    def _without_trial(self, stage: Stage, watched: WatchedStage, wish: Wish) -> None:
+        """Begin one if another version is wished for, and there may be memory for it."""
+        if watched.unpromoted:
+            if promote(stage.model):
+                return  # no other version begins before what serves is whole again
+            watched.unpromoted = False
+        other = wish.serve if wish.serve != stage.version else wish.beside
+        if other and stage.pool.ready:
+            if time.monotonic() >= watched.later_s:
+                self._start(stage, watched, wish, other)
+        elif wish.why or not wish.candidate:
+            watched.text = wish.why
+
     def _judge(self, trial: Trial, source: Source, wish: Wish) -> Wish:
         """See whether the trial goes on; returns what is to run now."""
-        shadow, broken = (
-            trial.shadow,
-            broken_guard(wish.limits, trial.figures()) or trial.minute(source),
-        )
-        bad = ""
-        if shadow is not None and shadow.refused and not trial.serves:
-            bad = f"refused: {shadow.refused}"
-        elif broken:
-            bad = f"rolled back: {broken}" if trial.serves else f"given up as a shadow: {broken}"
-        elif trial.candidate == wish.candidate and wish.beside:  # without, the roll-out is done
+        bars = trial.ends(source, wish)
+        if not trial.over:
             return wish
-        trial.over = bad or f"over: {wish.why or 'not asked for any more'}"
-        trial.leave_by_s = time.monotonic() + (0.0 if bad else _MINUTE_S)
         self._say(trial.stage.config.name, f"version {trial.candidate} {trial.over}")
-        if bad:
-            source.rolled_back(bad)
+        if bars:
+            source.rolled_back(trial.over)
         return source.wish()
 
-    def _start(self, stage: Stage, source: Source, wish: Wish, other: str) -> None:
+    def _start(self, stage: Stage, watched: WatchedStage, wish: Wish, other: str) -> None:
         name = stage.config.name
         if why := "memory is short" if stage.memory.tight else stage.pool.why_no_room():
-            self._later_s[name] = time.monotonic() + _LATER_S
-            self._said[name] = f"version {other} takes one more worker, for which there is no memory: {why}"
-            self._say(name, self._said[name])
+            watched.later_s = time.monotonic() + _LATER_S
+            watched.text = f"version {other} takes one more worker, for which there is no memory: {why}"
+            self._say(name, watched.text)
             return
         try:
             assert self._config is not None
             if other == BASE:
                 changes, config = {}, stage_config(name, self._values(name))
             else:
-                version = source.version(other)
+                version = watched.source.version(other)
                 changes, config = dict(version.changes), version.config
             config = replace(config, guard=stage.config.guard)
             Shadow(stage, other, config, changes, worker_setup(config, self._config))
         except ConfigError as error:
-            self._said[name] = str(error)
+            watched.text = str(error)
             self._say(name, str(error))
-            source.rolled_back(str(error))
+            watched.source.rolled_back(str(error))
             return
-        # Where the stage is to be led away from what it runs, that is what is on trial, and not what comes.
+        # Where the stage is to leave the version that it runs, that version is on trial, and not the other.
         leaves = stage.version if other == wish.serve else other
-        self._trials[name] = Trial(stage, wish.candidate or leaves)
+        watched.trial = Trial(stage, wish.candidate or leaves)
         self._say(name, f"version {other} starts beside {stage.version}, which serves")
 
-    def _exchange(self, trial: Trial, source: Source, wish: Wish) -> None:
-        """Have the other version serve.
-
-        At once where that is the way back, else once it has shown that it can.
-
-        It then needs all its workers as well.
-        """
-        if not trial.serves and not trial.may_serve(wish.limits):
-            return
-        shadow = trial.shadow
-        if shadow is None or shadow.exchanges or not trial.may_exchange():
-            return
-        if not trial.serves:
-            try:
-                source.begins()
-            except TorchperfError as error:
-                trial.over = f"given up: {error}"
-                return
-        shadow.exchange()
-
-    def _end(self, trial: Trial) -> None:
-        name = trial.stage.config.name
-        self._said[name] = f"{trial.candidate}: {trial.over}"
-        self._unpromoted.add(name)
+    @staticmethod
+    def _end(trial: Trial, watched: WatchedStage) -> None:
+        watched.text = f"{trial.candidate}: {trial.over}"
+        watched.unpromoted = True
         if trial.shadow is not None:
             trial.shadow.remove()
         trial.close()
-        del self._trials[name]
+        watched.trial = None
 
     def _say(self, stage: str, text: str) -> None:
         self._log("warn", f"{stage}: {text}")

@@ -56,8 +56,8 @@ METRICS: Final = (LATENCY, P99, MISSES)
 """What is compared by differences; the disagreement of outputs is one figure with a limit."""
 
 
-class Verdict(enum.Enum):
-    """What can be said of a candidate."""
+class CandidateVerdict(enum.Enum):
+    """The result of comparing a candidate with the base."""
 
     BETTER = "better"
     WORSE = "worse"
@@ -66,7 +66,7 @@ class Verdict(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Interval:
+class ConfidenceInterval:
     """A mean with its confidence sequence; NaN and infinite where there are too few units.
 
     Attributes:
@@ -96,25 +96,29 @@ class Interval:
             count *= 1.1
         return count
 
-    def verdict(self, margin: float) -> Verdict:
+    def verdict(self, margin: float) -> CandidateVerdict:
         """More is worse.
 
         The interval excludes 0 and the mean is beyond the margin, or all of it is within.
         """
         if self.low > 0 and self.mean >= margin:
-            return Verdict.WORSE
+            return CandidateVerdict.WORSE
         if self.high < 0 and self.mean <= -margin:
-            return Verdict.BETTER
-        return Verdict.EQUIVALENT if -margin < self.low and self.high < margin else Verdict.NOT_ENOUGH
+            return CandidateVerdict.BETTER
+        return (
+            CandidateVerdict.EQUIVALENT
+            if -margin < self.low and self.high < margin
+            else CandidateVerdict.NOT_ENOUGH
+        )
 
-    def limited(self, limit: float) -> Verdict:
+    def limited(self, limit: float) -> CandidateVerdict:
         """Of a share: worse where it is over the limit, equivalent where it is below."""
         return (
-            Verdict.WORSE
+            CandidateVerdict.WORSE
             if self.low > limit
-            else Verdict.EQUIVALENT
+            else CandidateVerdict.EQUIVALENT
             if self.high < limit
-            else Verdict.NOT_ENOUGH
+            else CandidateVerdict.NOT_ENOUGH
         )
 
 
@@ -144,7 +148,7 @@ class Units:
             {name: one[mask] for name, one in self.values.items()},
         )
 
-    def interval(self, metric: str, alpha: float = ALPHA) -> Interval:
+    def interval(self, metric: str, alpha: float = ALPHA) -> ConfidenceInterval:
         """Of one metric."""
         import numpy as np
 
@@ -155,7 +159,7 @@ class Units:
         return interval(self.values[metric][known], self.vehicle[known], alpha, least)
 
 
-def interval(values: "Values", vehicles: "Values", alpha: float, least: float = 0.0) -> Interval:
+def interval(values: "Values", vehicles: "Values", alpha: float, least: float = 0.0) -> ConfidenceInterval:
     """The confidence sequence of a mean at this moment.
 
     Args:
@@ -171,7 +175,7 @@ def interval(values: "Values", vehicles: "Values", alpha: float, least: float = 
     per_vehicle = np.bincount(vehicles)
     driven = per_vehicle[per_vehicle > 0]
     if count < LEAST_UNITS or len(driven) < LEAST_VEHICLES:
-        return Interval(units=count, vehicles=len(driven), alpha=alpha)
+        return ConfidenceInterval(units=count, vehicles=len(driven), alpha=alpha)
     mean = float(values.mean())
     between = np.bincount(vehicles, values - mean)[per_vehicle > 0]
     # Of sums over all units: from the units, and from vehicles, whose units may have something in common.
@@ -181,7 +185,7 @@ def interval(values: "Values", vehicles: "Values", alpha: float, least: float = 
     wider = (len(driven) - 1) / (len(driven) - 3)
     deviation = math.sqrt(wider * max(of_units, of_vehicles, _UNSEEN * least**2) / count)
     half = deviation * _width(count, alpha)
-    return Interval(mean, mean - half, mean + half, count, len(driven), alpha)
+    return ConfidenceInterval(mean, mean - half, mean + half, count, len(driven), alpha)
 
 
 def _width(count: float, alpha: float) -> float:
@@ -235,7 +239,7 @@ def units_of(blocks: Mapping[str, "Values"], now_s: float = math.inf) -> Units:
 
 
 def margin_of(metric: str, margins: Margins) -> float:
-    """What of a metric's unit matters."""
+    """The smallest difference of a metric that matters, in its unit."""
     if metric == MISSES:
         return margins.miss_points / 100.0
     return math.log1p((margins.latency_percent if metric == LATENCY else margins.p99_percent) / 100.0)

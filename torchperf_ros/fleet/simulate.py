@@ -1,6 +1,6 @@
 """A fleet that a plan is tried on before it meets a real one.
 
-Who is exposed for how long until it is stopped.
+It shows how many vehicles have the candidate, and for how long, until it is stopped.
 
 Buckets, roles, guards, verdicts and the next move are the code that vehicles and `torchperf rollout
 advance` run. What is simulated is what they see: minutes out of recorded runs, drives, deaths, memory. Time
@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from torchperf_ros.api.errors import ConfigError
-from torchperf_ros.fleet.guards import Figures, broken_guard
-from torchperf_ros.fleet.plan import DONE, ROLLED_BACK, RolloutPlan, Step
+from torchperf_ros.fleet.guards import CandidateFigures, broken_guard
+from torchperf_ros.fleet.plan import DONE, ROLLED_BACK, RolloutPlan, RolloutStep
 from torchperf_ros.fleet.records import BLOCK_S, SERVING, SHADOW, paired_figures
 from torchperf_ros.fleet.sequence import STRETCH_BLOCKS, Units, units_of
-from torchperf_ros.fleet.status import Kind, Standing, StepStanding, judge, next_move, rate_of
+from torchperf_ros.fleet.status import MoveKind, RolloutStanding, StepStanding, judge, next_move, rate_of
 from torchperf_ros.fleet.targeting import bucket_percent, facts_of, is_for
 from torchperf_ros.fleet.vehicle import Role, role_of
 
@@ -70,7 +70,7 @@ _TAIL: Final = 0.95
 
 
 @dataclass(frozen=True)
-class Candidate:
+class SimulatedCandidate:
     """What is wrong with a candidate: one of `CANDIDATES`, and by which share its times differ."""
 
     kind: str = "same"
@@ -78,7 +78,7 @@ class Candidate:
 
 
 @dataclass
-class Outcome:
+class SimulatedRollout:
     """What became of a roll-out.
 
     Attributes:
@@ -109,7 +109,7 @@ class Outcome:
 class Minutes:
     """Figures of minutes of both versions, out of which vehicles' minutes are drawn."""
 
-    def __init__(self, windows_ms: "Values", budget_ms: float, candidate: Candidate) -> None:
+    def __init__(self, windows_ms: "Values", budget_ms: float, candidate: SimulatedCandidate) -> None:
         """Take the minutes of the base, shape (minutes, frames).
 
         Those of the candidate are made of them.
@@ -196,7 +196,7 @@ class Fleet:
     """Vehicles on which a plan is played; the same seed plays the same."""
 
     def __init__(
-        self, plan: RolloutPlan, vehicles: int, candidate: Candidate, minutes: Minutes, seed: int
+        self, plan: RolloutPlan, vehicles: int, candidate: SimulatedCandidate, minutes: Minutes, seed: int
     ) -> None:
         """Draw GPUs, and work out buckets and targeting.
 
@@ -222,14 +222,14 @@ class Fleet:
         self._drive = np.arange(vehicles)
         self._effects = random.normal(0.0, _DRIVE_SIGMA, (vehicles, 2))
         self._shadow_s, self._serving_s = np.zeros(vehicles), np.zeros(vehicles)
-        self._before = [Figures()] * vehicles
+        self._before = [CandidateFigures()] * vehicles
         self._back: dict[int, str] = {}
 
     def play(
         self, look_every_h: float, progress: Callable[[int, int], None] = lambda done, of: None
-    ) -> Outcome:
+    ) -> SimulatedRollout:
         """The whole roll-out, until it is stopped or done; its owner looks every so many hours."""
-        plan, outcome = self._plan, Outcome()
+        plan, outcome = self._plan, SimulatedRollout()
         begin = plan.step_since
         steps = [StepStanding()] * len(plan.steps)
         of_step: list[set[int]] = [set() for _ in plan.steps]
@@ -257,14 +257,14 @@ class Fleet:
             back = {f"vehicle {number}": reason for number, reason in self._back.items()}
             since_h = (now - plan.step_since).total_seconds() / 3600.0
             findings = judge(plan, units[0], self._gpus.tolist())
-            standing = Standing(
+            standing = RolloutStanding(
                 had, tuple(steps), since_h, back, findings, rate_of(plan, units[0], since_h)
             )
             move = next_move(plan, standing)
             outcome.why = "; ".join(move.reasons)
-            if move.kind is Kind.BACK:
+            if move.kind is MoveKind.BACK:
                 plan = plan.rolled_back(now)
-            elif move.kind is Kind.ADVANCE:
+            elif move.kind is MoveKind.ADVANCE:
                 plan = plan.advanced(now)
             if plan.state in {ROLLED_BACK, DONE}:
                 break
@@ -276,11 +276,11 @@ class Fleet:
         return outcome
 
     def _period(
-        self, plan: RolloutPlan, now: datetime.datetime, outcome: Outcome
+        self, plan: RolloutPlan, now: datetime.datetime, outcome: SimulatedRollout
     ) -> tuple[Units, "Values", tuple[float, float]] | None:
         """Half an hour.
 
-        Who drives, with which role, and what comes of it; None where nobody had the candidate.
+        Which vehicles drive, with which role, and their figures; None where no vehicle had the candidate.
         """
         random = self._random
         starts = ~self._driving & (random.random(self._count) < _BEGIN)
@@ -347,10 +347,10 @@ class Fleet:
         for row, (one, died, missed, grown) in enumerate(of_all):
             before = self._before[one]  # of the half hour before: together they are the last hour
             known = grown if before.frames else math.nan  # a trend needs half an hour
-            whole = Figures(self._minutes.frames * STRETCH_BLOCKS, died, 0, 0, missed, known)
+            whole = CandidateFigures(self._minutes.frames * STRETCH_BLOCKS, died, 0, 0, missed, known)
             if broken_guard(limits, before + whole):
                 for minute in range(1, STRETCH_BLOCKS + 1):
-                    part = Figures(
+                    part = CandidateFigures(
                         self._minutes.frames * minute,
                         int(deaths[row, :minute].sum()),
                         0,
@@ -368,18 +368,18 @@ class Fleet:
 def all_at_once(plan: RolloutPlan) -> RolloutPlan:
     """The same candidate on every vehicle from the first minute, with the same guards and verdicts."""
     soak_h = max(step.soak_h for step in plan.steps)
-    return replace(plan, steps=(Step(100.0, soak_h=soak_h),), step=0, shadow_min=0.0)
+    return replace(plan, steps=(RolloutStep(100.0, soak_h=soak_h),), step=0, shadow_min=0.0)
 
 
 def simulate(
     plan: RolloutPlan,
     vehicles: int,
-    candidate: Candidate,
+    candidate: SimulatedCandidate,
     windows: tuple["Values", float],
     seed: int = 1,
     look_every_h: float = LOOK_EVERY_H,
     progress: Callable[[int, int], None] = lambda done, of: None,
-) -> Outcome:
+) -> SimulatedRollout:
     """Play a plan on a fleet.
 
     `windows`: minutes and their budget, see `built_in_minutes` and `recorded_minutes`.
@@ -395,10 +395,10 @@ def _joined(units: Sequence[Units]) -> Units:
     return Units(vehicle, end_s, frames, values)
 
 
-def outcome_rows(outcomes: Mapping[str, Outcome]) -> Iterator[tuple[str, ...]]:
+def outcome_rows(outcomes: Mapping[str, SimulatedRollout]) -> Iterator[tuple[str, ...]]:
     """A line for each figure, a column for each outcome."""
     yield ("", *outcomes)
-    rows: dict[str, Callable[[Outcome], str]] = {
+    rows: dict[str, Callable[[SimulatedRollout], str]] = {
         "ended": lambda one: f"{'stopped' if one.stopped else 'not stopped'}, step {one.step}",
         "after, h": lambda one: f"{one.hours:.1f}",
         "vehicles that had it, %": lambda one: f"{one.reached:.2f}",

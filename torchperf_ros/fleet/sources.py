@@ -1,4 +1,4 @@
-"""Who says which version of a stage serves: its parameters, or a signed plan."""
+"""Decides which version of a stage serves: its parameters, or a signed plan."""
 
 import abc
 import os
@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 import psutil
 
 from torchperf_ros.api.errors import ConfigError, TorchperfError
-from torchperf_ros.fleet.guards import Figures, Guards
+from torchperf_ros.fleet.candidate import Candidate, candidate_of, read_candidate
+from torchperf_ros.fleet.guards import CandidateFigures, Guards
 from torchperf_ros.fleet.pair_figures import PairBlock
 from torchperf_ros.fleet.targeting import TargetingError, facts_of
 from torchperf_ros.settings.build_options import version_of
-from torchperf_ros.settings.candidate import BASE, Candidate, candidate_of, read_candidate
-from torchperf_ros.settings.config import StageConfig
+from torchperf_ros.settings.config import BASE, StageConfig
 from torchperf_ros.settings.rollout_options import RolloutOptions
 from torchperf_ros.settings.user_folder import node_folder, user_folder
 
@@ -29,9 +29,9 @@ Values = Callable[[], Mapping[str, Any]]
 _LOOK_S: Final = 2.0
 _GIB: Final = 1 << 30
 _BY_HAND: Final = Guards(disagreement=1.0)
-"""A new model is to give other outputs.
+"""A new model should give other outputs.
 
-Who tries one by hand looks at how many, and none of them takes it back.
+By hand their share is shown only, and takes no candidate back.
 """
 
 
@@ -70,7 +70,9 @@ class Source(abc.ABC):
     def begins(self) -> None:  # noqa: B027 - who remembers nothing has nothing to do
         """The candidate is about to serve; raises a `TorchperfError` where it must not."""
 
-    def minute(self, block: PairBlock, figures: Figures, memory_mib: float, *, serves: bool) -> str:
+    def minute(
+        self, block: PairBlock, figures: CandidateFigures, memory_mib: float, *, serves: bool
+    ) -> str:
         """A minute of both versions has passed; returns the guard that is broken within the last hour."""
         return ""
 
@@ -216,7 +218,9 @@ class PlanSource(Source):
         """Remember that, and why."""
         self._decision = self.vehicle.rolled_back(reason)
 
-    def minute(self, block: PairBlock, figures: Figures, memory_mib: float, *, serves: bool) -> str:
+    def minute(
+        self, block: PairBlock, figures: CandidateFigures, memory_mib: float, *, serves: bool
+    ) -> str:
         """Keep the minute; a candidate that has served its probation is good."""
         from torchperf_ros.fleet.records import SERVING, SHADOW, Block, paired_figures
 

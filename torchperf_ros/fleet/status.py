@@ -17,9 +17,9 @@ from torchperf_ros.fleet.sequence import (
     DISAGREEMENT,
     LEAST_VEHICLES,
     METRICS,
-    Interval,
+    CandidateVerdict,
+    ConfidenceInterval,
     Units,
-    Verdict,
     margin_of,
     units_of,
 )
@@ -39,7 +39,7 @@ _BLOCKS_PER_H: Final = 60.0
 _PERCENT: Final = 100.0
 
 
-class Kind(enum.Enum):
+class MoveKind(enum.Enum):
     """What a roll-out needs."""
 
     ADVANCE = "advance"
@@ -49,15 +49,15 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True)
 class Move:
-    """What has to be done, and why. `hard`: a guard is broken, and nobody may go on all the same."""
+    """What has to be done, and why. `hard`: a guard is broken, and `--force` does not overrule it."""
 
-    kind: Kind
+    kind: MoveKind
     reasons: tuple[str, ...]
     hard: bool = False
 
 
 @dataclass(frozen=True)
-class Finding:
+class MetricVerdict:
     """A verdict: of a metric, on all vehicles (`group` is "") or on those of one GPU.
 
     `margin` in the metric's unit.
@@ -65,9 +65,9 @@ class Finding:
 
     group: str
     metric: str
-    interval: Interval
+    interval: ConfidenceInterval
     margin: float
-    verdict: Verdict
+    verdict: CandidateVerdict
 
     def lacks(self, per_h: float, share: float) -> str:
         """What is missing for a verdict, and how long it takes.
@@ -145,7 +145,7 @@ class StepStanding:
 
 
 @dataclass(frozen=True)
-class Standing:
+class RolloutStanding:
     """What is known of a plan's candidate.
 
     Attributes:
@@ -162,7 +162,7 @@ class Standing:
     steps: tuple[StepStanding, ...]
     since_step_h: float
     rolled_back: Mapping[str, str]
-    findings: tuple[Finding, ...]
+    findings: tuple[MetricVerdict, ...]
     units_per_h: float = 0.0
     refused: Mapping[str, str] = field(default_factory=dict)
 
@@ -189,7 +189,7 @@ class Standing:
         }
 
 
-def standing_of(plan: RolloutPlan, brought: Brought, now: datetime.datetime) -> Standing:
+def standing_of(plan: RolloutPlan, brought: Brought, now: datetime.datetime) -> RolloutStanding:
     """How the plan's candidate stands."""
     import numpy as np
 
@@ -228,7 +228,7 @@ def standing_of(plan: RolloutPlan, brought: Brought, now: datetime.datetime) -> 
     exposed = len({ids[index] for index in blocks["vehicle"].tolist()} | set(back))
     since_h = (now - plan.step_since).total_seconds() / _S_PER_H
     units = units_of(blocks, now.timestamp())
-    return Standing(
+    return RolloutStanding(
         exposed,
         tuple(steps),
         since_h,
@@ -244,12 +244,12 @@ def rate_of(plan: RolloutPlan, units: Units, since_step_h: float) -> float:
     return int((units.end_s >= plan.step_since.timestamp()).sum()) / max(since_step_h, 1.0 / _BLOCKS_PER_H)
 
 
-def judge(plan: RolloutPlan, units: Units, gpus: Sequence[str]) -> tuple[Finding, ...]:
+def judge(plan: RolloutPlan, units: Units, gpus: Sequence[str]) -> tuple[MetricVerdict, ...]:
     """The verdicts on all vehicles, and on those of each kind of GPU.
 
     `gpus` is by the index of the vehicle.
 
-    A candidate that is worse on one kind only is no better for those who have it. All verdicts share one
+    A candidate that is worse on one kind only is no better for the vehicles with that kind. All verdicts share one
     chance of a false decision.
     """
     import numpy as np
@@ -265,28 +265,28 @@ def judge(plan: RolloutPlan, units: Units, gpus: Sequence[str]) -> tuple[Finding
         mine = units.chosen(mask)
         for metric in METRICS:
             found, margin = mine.interval(metric, alpha), margin_of(metric, plan.margins)
-            findings.append(Finding(group, metric, found, margin, found.verdict(margin)))
+            findings.append(MetricVerdict(group, metric, found, margin, found.verdict(margin)))
         if np.isfinite(mine.values[DISAGREEMENT]).any():
             found, limit = mine.interval(DISAGREEMENT, alpha), plan.limits.disagreement
-            findings.append(Finding(group, DISAGREEMENT, found, limit, found.limited(limit)))
+            findings.append(MetricVerdict(group, DISAGREEMENT, found, limit, found.limited(limit)))
     return tuple(findings)
 
 
-def next_move(plan: RolloutPlan, standing: Standing) -> Move:
+def next_move(plan: RolloutPlan, standing: RolloutStanding) -> Move:
     """What the roll-out needs now; people's `advance` and the simulation ask the same."""
     back, most = len(standing.rolled_back), max(MOST_ROLLED_BACK * standing.vehicles, _LEAST_ROLLED_BACK)
     if plan.state in {ROLLED_BACK, DONE}:
-        return Move(Kind.HOLD, (f"the roll-out is {plan.state.replace('_', ' ')}",), hard=True)
+        return Move(MoveKind.HOLD, (f"the roll-out is {plan.state.replace('_', ' ')}",), hard=True)
     if back >= most:
         name, reason = next(iter(standing.rolled_back.items()))
         return Move(
-            Kind.BACK,
+            MoveKind.BACK,
             (f"{back} of {standing.vehicles} vehicles rolled it back, as {name}: {reason}",),
             True,
         )
-    worse = [one for one in standing.findings if one.verdict is Verdict.WORSE]
+    worse = [one for one in standing.findings if one.verdict is CandidateVerdict.WORSE]
     if worse:
-        return Move(Kind.BACK, tuple(f"{one.metric} is worse{_on(one)}: {one.text}" for one in worse))
+        return Move(MoveKind.BACK, tuple(f"{one.metric} is worse{_on(one)}: {one.text}" for one in worse))
     here, step = standing.steps[plan.step], plan.now_at
     reasons = []
     if standing.since_step_h < step.soak_h:
@@ -299,7 +299,9 @@ def next_move(plan: RolloutPlan, standing: Standing) -> Move:
             f"step {plan.step} has {exposure_h:.1f} h of driving with the candidate; it needs "
             f"{step.least_exposure_h:g} h"
         )
-    lacking = [one for one in standing.findings if not one.group and one.verdict is Verdict.NOT_ENOUGH]
+    lacking = [
+        one for one in standing.findings if not one.group and one.verdict is CandidateVerdict.NOT_ENOUGH
+    ]
     lacks = tuple(dict.fromkeys(one.lacks(standing.units_per_h, step.share) for one in lacking))
     is_last = plan.step == len(plan.steps) - 1
     if not standing.vehicles:
@@ -309,18 +311,18 @@ def next_move(plan: RolloutPlan, standing: Standing) -> Move:
     ):  # another one that asks for nothing is a stop on the way
         reasons += lacks
     if reasons:
-        return Move(Kind.HOLD, tuple(reasons))
+        return Move(MoveKind.HOLD, tuple(reasons))
     if lacks:
         return Move(
-            Kind.ADVANCE,
+            MoveKind.ADVANCE,
             (f"step {plan.step} asks for no time and no exposure; there is no verdict", *lacks),
         )
-    return Move(Kind.ADVANCE, ("every figure is within its margin",))
+    return Move(MoveKind.ADVANCE, ("every figure is within its margin",))
 
 
-def _finite(figures: Interval | StepStanding) -> dict[str, float | None]:
+def _finite(figures: ConfidenceInterval | StepStanding) -> dict[str, float | None]:
     return {name: value if math.isfinite(value) else None for name, value in asdict(figures).items()}
 
 
-def _on(finding: Finding) -> str:
+def _on(finding: MetricVerdict) -> str:
     return f" on {finding.group}" if finding.group else ""

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Final
 from torchperf_ros import __version__
 from torchperf_ros.api.text import console_table
 from torchperf_ros.fleet.plan import RolloutPlan
-from torchperf_ros.fleet.sequence import Verdict
-from torchperf_ros.fleet.status import Move, Standing
+from torchperf_ros.fleet.sequence import CandidateVerdict
+from torchperf_ros.fleet.status import Move, RolloutStanding
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
     from rich.table import Table
 
-    from torchperf_ros.fleet.simulate import Outcome
+    from torchperf_ros.fleet.simulate import SimulatedRollout
 
 _HEADS: Final = (
     "step",
@@ -29,15 +29,19 @@ _HEADS: Final = (
     "deaths",
     "score",
 )
-_CLASS: Final = {Verdict.WORSE: "bad", Verdict.BETTER: "good"}
-_STYLE: Final = {Verdict.WORSE: "bold red", Verdict.BETTER: "green", Verdict.NOT_ENOUGH: "yellow"}
+_CLASS: Final = {CandidateVerdict.WORSE: "bad", CandidateVerdict.BETTER: "good"}
+_STYLE: Final = {
+    CandidateVerdict.WORSE: "bold red",
+    CandidateVerdict.BETTER: "green",
+    CandidateVerdict.NOT_ENOUGH: "yellow",
+}
 _FINDING_HEADS: Final = ("metric", "vehicles", "difference, candidate less base", "units", "verdict")
 _MOST_REASONS: Final = 50
-_COLOURS: Final = ("#0072B2", "#D55E00")  # Okabe and Ito's, told apart with every kind of colour vision
+_COLOURS: Final = ("#0072B2", "#D55E00")  # Okabe and Ito's, distinct with every kind of colour vision
 _WIDTH_IN, _HEIGHT_IN = 9.0, 4.2
 
 
-def step_rows(plan: RolloutPlan, standing: Standing) -> list[list[str]]:
+def step_rows(plan: RolloutPlan, standing: RolloutStanding) -> list[list[str]]:
     """A line for each step; the one that is on has a mark."""
     return [
         [
@@ -55,7 +59,7 @@ def step_rows(plan: RolloutPlan, standing: Standing) -> list[list[str]]:
     ]
 
 
-def finding_rows(standing: Standing) -> list[list[str]]:
+def finding_rows(standing: RolloutStanding) -> list[list[str]]:
     """A line for each verdict."""
     return [
         [one.metric, one.group or "all", one.text, f"{one.interval.units:,}", one.verdict.value]
@@ -63,7 +67,7 @@ def finding_rows(standing: Standing) -> list[list[str]]:
     ]
 
 
-def tables(plan: RolloutPlan, standing: Standing) -> "list[Table]":
+def tables(plan: RolloutPlan, standing: RolloutStanding) -> "list[Table]":
     """Steps and verdicts for a terminal."""
     reached = ["bold" if number == plan.step else "" for number in range(len(plan.steps))]
     styles = [_STYLE.get(one.verdict, "") for one in standing.findings]
@@ -82,7 +86,7 @@ def headline(plan: RolloutPlan) -> str:
     )
 
 
-def status_page(plan: RolloutPlan, standing: Standing, move: Move, left_out: Sequence[str]) -> str:
+def status_page(plan: RolloutPlan, standing: RolloutStanding, move: Move, left_out: Sequence[str]) -> str:
     """The page as HTML, one file that needs no network."""
     from torchperf_ros.observe.runs.report.page import Cell, Page, table
 
@@ -117,7 +121,7 @@ def status_page(plan: RolloutPlan, standing: Standing, move: Move, left_out: Seq
     return page.render(headline(plan), vehicles, f"torchperf rollout status {__version__}")
 
 
-def _forest(standing: Standing) -> "go.Figure | str":
+def _forest(standing: RolloutStanding) -> "go.Figure | str":
     """Each difference with its interval and margin, in margins: 1 is where it matters."""
     import plotly.graph_objects as go
 
@@ -144,7 +148,7 @@ def _forest(standing: Standing) -> "go.Figure | str":
     return figure
 
 
-def draw_outcomes(outcomes: "Mapping[str, Outcome]", title: str, path: Path) -> None:
+def draw_outcomes(outcomes: "Mapping[str, SimulatedRollout]", title: str, path: Path) -> None:
     """Draw how much of the fleet had the candidate over time, in each way, as SVG or PNG by the file's name."""
     import matplotlib as mpl
 

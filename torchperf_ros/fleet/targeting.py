@@ -96,7 +96,7 @@ def bucket_percent(name: str, unit: str) -> float:
 
 
 def is_for(name: str, rule: Mapping[str, Any] | None, facts: Mapping[str, Any], unit: str) -> bool:
-    """Whether a plan's rule takes a vehicle in, whatever its bucket.
+    """Whether a plan's rule takes a vehicle in; its bucket does not count here.
 
     Raises:
         TargetingError: the rule asks for a fact that the vehicle does not know, or gives what is no answer.

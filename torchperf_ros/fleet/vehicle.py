@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from torchperf_ros.api.errors import ConfigError
-from torchperf_ros.fleet.guards import WINDOW_S, Figures, Guards, PlanError, broken_guard
+from torchperf_ros.fleet.guards import WINDOW_S, CandidateFigures, Guards, PlanError, broken_guard
 from torchperf_ros.fleet.plan import DONE, HELD, ROLLED_BACK, RolloutPlan, utc_now
 from torchperf_ros.fleet.records import BLOCK_S, SERVING, Block, RecordWriter
 from torchperf_ros.fleet.signature import check_time, read_public_key, read_signed
@@ -82,6 +82,21 @@ class Decision:
     problem: str = ""
 
 
+@dataclass(frozen=True)
+class Placement:
+    """The role that a plan gives its candidate on one vehicle.
+
+    Attributes:
+        role: of the candidate.
+        why: in words, with the figures that decided.
+        leaves: the candidate must not serve here, even where it is good already.
+    """
+
+    role: Role
+    why: str
+    leaves: bool = False
+
+
 def role_of(plan: RolloutPlan, bucket: float, shadow_s: float, begun: bool, good: bool) -> tuple[Role, str]:
     """The candidate's role on a vehicle that the plan may be for, and a remark.
 
@@ -104,6 +119,87 @@ def role_of(plan: RolloutPlan, bucket: float, shadow_s: float, begun: bool, good
     if left_min > 0 and not good:
         return Role.SHADOW, f"; {left_min:.0f} min as a shadow come first"
     return Role.SERVING, ""
+
+
+def placement_of(
+    plan: RolloutPlan,
+    facts: Mapping[str, str],
+    state: VehicleState,
+    changed: Callable[[Mapping[str, str]], str],
+) -> Placement:
+    """The candidate's place on the vehicle with these facts, which remembers `state`.
+
+    `changed` names a file of the plan that is not what was signed; "" for none.
+    """
+    version, name = plan.version, facts["vehicle"]
+    is_barred = version in state.barred
+    if is_barred or plan.state == ROLLED_BACK or version in plan.revoked:
+        how = f"is rolled back by serial {plan.serial}"
+        if is_barred:
+            how = f"was rolled back here: {state.barred[version]}"
+        return Placement(Role.NONE, f"version {version} {how}", leaves=True)
+    if why := changed(plan.files):
+        # Nothing of it is loaded anew; the last good version may be another one.
+        return Placement(Role.NONE, why)
+    try:
+        unit = unit_of(facts, plan.unit)
+        bucket = bucket_percent(plan.name, unit)
+        if not is_for(plan.name, plan.targeting, facts, unit):
+            return Placement(Role.NONE, f"the plan's targeting leaves vehicle {name} out", leaves=True)
+    except PlanError as error:
+        # The fact is not known, so the version that serves goes on.
+        return Placement(Role.NONE, str(error))
+    good = state.last_good.name == version
+    if good and plan.state == DONE:
+        return Placement(Role.NONE, f"version {version} is in service: the roll-out is done")
+    begun = version in state.shadow_s or version in state.serving_s
+    role, remark = role_of(plan, bucket, state.shadow_s.get(version, 0.0), begun, good)
+    by_drive = plan.unit != UNITS[0]
+    of = f"{name}, drive {facts['drive']}," if by_drive else name
+    why = f"vehicle {of} is in bucket {bucket:.2f} %, step {plan.step} exposes {plan.share:g} %{remark}"
+    # A drive that is not drawn runs the version before; another drive may have the candidate again.
+    return Placement(role, why, leaves=by_drive and bucket >= plan.share)
+
+
+class SignedFiles:
+    """Compares the files of versions, which lie from the plan's folder on, with what was signed."""
+
+    def __init__(self, folder: Path, exposure: Callable[[Path], str]) -> None:
+        """`exposure` names others that can change a file, see `exposed_at`."""
+        self._folder, self._exposure = folder, exposure
+        self._hashed: dict[Path, tuple[tuple[int, ...], str]] = {}
+
+    def changed(self, files: Mapping[str, str]) -> str:
+        """The first of the files that is not what was signed, and why; "" for none.
+
+        A sum is made anew only for a file that was touched.
+        """
+        for name, wanted in files.items():
+            path = self._folder / name
+            try:
+                found = self._sum(path)
+            except OSError as error:
+                return f"file {path}: cannot be read ({error.strerror or error}); the plan needs it"
+            if why := self._exposure(path):
+                return f"file {path}: is not loaded: {why}"
+            if found != wanted:
+                return f"file {path}: has SHA-256 {found[:16]}..., and the plan says {wanted[:16]}..."
+        return ""
+
+    def _sum(self, path: Path) -> str:
+        with open_regular(path) as file:
+            status = os.fstat(file.fileno())
+            # Times of a change can be set back by hand, but not st_ctime, which is that of the setting.
+            mark = (
+                status.st_mtime_ns,
+                status.st_ctime_ns,
+                status.st_size,
+                status.st_ino,
+                status.st_dev,
+            )
+            if self._hashed.get(path, (None,))[0] != mark:
+                self._hashed[path] = mark, sha256_of(file)
+        return self._hashed[path][1]
 
 
 class VehicleRollout:
@@ -129,14 +225,14 @@ class VehicleRollout:
             folder: of this stage of this node alone: `state.json` and the records lie in it. It is made
                 where it is missing, and locked until `close`.
             facts: of the vehicle, see `targeting.FACTS`; `vehicle`, its id, is needed.
-            public_key: of the one who signs plans.
+            public_key: of the plans' owner.
             plan_path: the signed plan; it may come, change and go at any time. Its files are found from its
                 folder.
             stage: the node's stage; a plan for another one is refused.
             clock: UTC.
             earlier: the folder that earlier releases had for the stages of this name of all nodes together.
-                Where `folder` remembers nothing yet, it begins with what is there; `adopted` says so.
-            exposure: who else can change a file, see `exposed`.
+                Where `folder` remembers nothing yet, it begins with what is there; `adopted` has the message.
+            exposure: names others that can change a file, see `exposed_at`.
 
         Raises:
             TargetingError: the vehicle has no id, a fact is none, or a library of the extra `rollout` is
@@ -159,8 +255,8 @@ class VehicleRollout:
         self._state, self._damage = load_state(folder)
         if earlier is not None and begins:
             self._adopt(earlier)
-        self._hashed: dict[Path, tuple[tuple[int, ...], str]] = {}
-        self._recent: deque[Figures] = deque(maxlen=round(WINDOW_S / BLOCK_S))
+        self._files = SignedFiles(plan_path.parent, exposure)
+        self._recent: deque[CandidateFigures] = deque(maxlen=round(WINDOW_S / BLOCK_S))
         self._decision = Decision(Role.NONE, self.running, None, "no plan was looked at yet")
         self.records = RecordWriter(folder, self.facts, clock=lambda: clock().timestamp())
         if (
@@ -198,7 +294,7 @@ class VehicleRollout:
             return
         self._state, own = state, None
         last = self._last_accepted()
-        with contextlib.suppress(OSError, PlanError):  # `look` says so
+        with contextlib.suppress(OSError, PlanError):  # `look` reports it
             own = read_signed(read_bounded(self._plan_path), self._key, "")
         self.adopted = (
             f"begins with what {earlier / STATE_FILE} remembers; from now on each node has its own"
@@ -229,7 +325,7 @@ class VehicleRollout:
 
     def _last_good(self, without: str = "") -> Version:
         good = (one for one in reversed(self._state.good) if one.name != without)
-        return next((one for one in good if not self._changed_file(one.files)), Version())
+        return next((one for one in good if not self._files.changed(one.files)), Version())
 
     @property
     def state(self) -> VehicleState:
@@ -256,16 +352,18 @@ class VehicleRollout:
             self._save()
         plan, problem = self._current_plan()
         problem = "; ".join(filter(None, (self._damage, problem)))
-        role, why, is_out = (Role.NONE, "there is no plan", False) if plan is None else self._role(plan)
-        if self._unsaved and role is not Role.NONE and not self._confirmed(plan):
-            role, why = Role.NONE, "nothing begins that cannot be remembered"
+        place = Placement(Role.NONE, "there is no plan")
+        if plan is not None:
+            place = placement_of(plan, self.facts, self._state, self._files.changed)
+        if self._unsaved and place.role is not Role.NONE and not self._confirmed(plan):
+            place = Placement(Role.NONE, "nothing begins that cannot be remembered")
         problem = "; ".join(filter(None, (problem, self._unsaved)))
         if self._state.trial and (
-            role is not Role.SERVING or plan is None or plan.version != self._state.trial
+            place.role is not Role.SERVING or plan is None or plan.version != self._state.trial
         ):
             self._state.trial, self._state.cut_off = "", 0
             self._save()
-        self._decision = self._decide(role, plan, why, problem, is_out=is_out)
+        self._decision = self._decide(place, plan, problem)
         return self._decision
 
     def begins_trial(self) -> None:
@@ -338,7 +436,9 @@ class VehicleRollout:
         if plan is not None:
             self._bar(plan.version, reason)
             self.records.event("rolled_back", plan.version, plan.serial, reason)
-        self._decision = self._decide(Role.NONE, plan, f"rolled back here: {reason}", self._unsaved)
+        self._decision = self._decide(
+            Placement(Role.NONE, f"rolled back here: {reason}"), plan, self._unsaved
+        )
         return self._decision
 
     def stops(self) -> None:
@@ -367,7 +467,7 @@ class VehicleRollout:
             self._save()
         self.records.minute(block)
         self._recent.append(block.figures)
-        return broken_guard(self._decision.limits, sum(self._recent, Figures()))
+        return broken_guard(self._decision.limits, sum(self._recent, CandidateFigures()))
 
     def _current_plan(self) -> tuple[RolloutPlan | None, str]:
         problem = ""
@@ -461,45 +561,15 @@ class VehicleRollout:
         now = self._clock()
         return now if plan is None else max(now, plan.issued)
 
-    def _role(self, plan: RolloutPlan) -> tuple[Role, str, bool]:
-        """What the candidate does here, why, and whether it must not even serve where it is good already."""
-        state, version, name = self._state, plan.version, self.facts["vehicle"]
-        is_back = plan.state == ROLLED_BACK or version in plan.revoked
-        if is_back or version in state.barred:
-            by = f"is rolled back by serial {plan.serial}"
-            here = f"was rolled back here: {state.barred[version]}" if version in state.barred else by
-            return Role.NONE, f"version {version} {here}", True
-        if changed := self._changed_file(plan.files):
-            return (
-                Role.NONE,
-                changed,
-                False,
-            )  # nothing of it is loaded anew; the last good version may be another one
-        try:
-            unit = unit_of(self.facts, plan.unit)
-            bucket = bucket_percent(plan.name, unit)
-            if not is_for(plan.name, plan.targeting, self.facts, unit):
-                return Role.NONE, f"the plan's targeting leaves vehicle {name} out", True
-        except PlanError as error:  # not known, so that what serves goes on
-            return Role.NONE, str(error), False
-        if self._confirmed(plan) and plan.state == DONE:
-            return Role.NONE, f"version {version} is in service: the roll-out is done", False
-        begun = version in state.shadow_s or version in state.serving_s
-        role, remark = role_of(plan, bucket, state.shadow_s.get(version, 0.0), begun, self._confirmed(plan))
-        of = name if plan.unit == UNITS[0] else f"{name}, drive {self.facts['drive']},"
-        why = f"vehicle {of} is in bucket {bucket:.2f} %, step {plan.step} exposes {plan.share:g} %{remark}"
-        return role, why, plan.unit != UNITS[0] and bucket >= plan.share  # another drive may have it again
-
-    def _decide(
-        self, role: Role, plan: RolloutPlan | None, why: str, problem: str, *, is_out: bool = False
-    ) -> Decision:
-        limits = plan.limits if plan else Guards()
-        if role is Role.NONE or plan is None:
-            good = self._last_good(plan.version if plan and is_out else "")
+    def _decide(self, place: Placement, plan: RolloutPlan | None, problem: str) -> Decision:
+        why, limits = place.why, plan.limits if plan else Guards()
+        if plan is None or place.role is Role.NONE:
+            good = self._last_good(plan.version if plan and place.leaves else "")
             return Decision(Role.NONE, good, None, why, plan, limits, problem)
-        if role is Role.SHADOW:
-            return Decision(role, self._last_good(), _candidate(plan), why, plan, limits, problem)
-        return Decision(role, _candidate(plan), self._last_good(plan.version), why, plan, limits, problem)
+        serve, beside = self._last_good(), _candidate(plan)
+        if place.role is Role.SERVING:
+            serve, beside = beside, self._last_good(plan.version)
+        return Decision(place.role, serve, beside, why, plan, limits, problem)
 
     def _serving_plan(self, method: str) -> RolloutPlan:
         plan = self._decision.plan
@@ -533,38 +603,6 @@ class VehicleRollout:
             return False
         self._unsaved = ""
         return True
-
-    def _changed_file(self, files: Mapping[str, str]) -> str:
-        """Which of a version's files is not what was signed.
-
-        A sum is made anew only for a file that was touched.
-        """
-        for name, wanted in files.items():
-            path = self._plan_path.parent / name
-            try:
-                with open_regular(path) as file:
-                    status = os.fstat(file.fileno())
-                    # Times of a change can be set back by hand, but not st_ctime, which is that of the
-                    # setting.
-                    mark = (
-                        status.st_mtime_ns,
-                        status.st_ctime_ns,
-                        status.st_size,
-                        status.st_ino,
-                        status.st_dev,
-                    )
-                    if self._hashed.get(path, (None,))[0] != mark:
-                        self._hashed[path] = mark, sha256_of(file)
-            except OSError as error:
-                return f"file {path}: cannot be read ({error.strerror or error}); the plan needs it"
-            if why := self._exposure(path):
-                return f"file {path}: is not loaded: {why}"
-            if self._hashed[path][1] != wanted:
-                return (
-                    f"file {path}: has SHA-256 {self._hashed[path][1][:16]}..., and {wanted[:16]}... was"
-                    " signed"
-                )
-        return ""
 
 
 def _candidate(plan: RolloutPlan) -> Version:

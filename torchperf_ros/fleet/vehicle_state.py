@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from torchperf_ros.api.errors import TorchperfError
 from torchperf_ros.settings.bounded_file import read_bounded
-from torchperf_ros.settings.candidate import BASE
+from torchperf_ros.settings.config import BASE
 from torchperf_ros.settings.user_folder import make_private, replace_file
 
 STATE_FILE: Final = "state.json"
@@ -109,7 +109,7 @@ def load_state(folder: Path) -> tuple[VehicleState, str]:
 class FolderLock:
     """A folder whose state one node reads and replaces.
 
-    Nobody else may meanwhile. It holds until the object goes.
+    No other node may meanwhile. The lock holds until the object goes.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -92,7 +92,7 @@ class CameraAdapter(Adapter):
         return networks.build_trained(lambda: DetectorNet(width), tier, self._weights).to(self._device)
 
     def example_inputs(self, tier: str) -> tuple[Tensor, ...]:
-        """A scene as the network sees it, whatever the tier, with objects: [1, 3, 256, 448] float."""
+        """A scene as the network of every tier sees it, with objects: [1, 3, 256, 448] float."""
         own = examples_of(self._weights)
         return (self._scenes(own if own.is_file() else examples_of(DETECTOR_WEIGHTS))[:1].clone(),)
 

@@ -99,7 +99,7 @@ class Sighting(NamedTuple):
 
 
 @dataclass
-class Track:
+class ObjectTrack:
     """An object over time.
 
     Attributes:
@@ -142,10 +142,12 @@ class ObjectTracks:
     """
 
     def __init__(self) -> None:
-        self._tracks: list[Track] = []
+        self._tracks: list[ObjectTrack] = []
         self._next, self._last_s = 0, -np.inf
 
-    def update(self, sightings: Sequence[Sighting], at_s: float, eye: tuple[float, float]) -> list[Track]:
+    def update(
+        self, sightings: Sequence[Sighting], at_s: float, eye: tuple[float, float]
+    ) -> list[ObjectTrack]:
         """Take the sightings of a frame, seen from a place; the tracks that were seen now.
 
         A frame that is not newer than the last one begins anew: the log, or the clock, has jumped back.
@@ -176,7 +178,7 @@ class ObjectTracks:
             else:
                 covariance = np.zeros((4, 4))
                 covariance[:2, :2], covariance[2:, 2:] = noise, _UNKNOWN_SPEED**2 * np.eye(2)
-                track = Track(self._next, one, np.array([one.x, one.y, 0.0, 0.0]), covariance, at_s)
+                track = ObjectTrack(self._next, one, np.array([one.x, one.y, 0.0, 0.0]), covariance, at_s)
                 self._next += 1
                 self._tracks.append(track)
             seen.append(track)
@@ -253,7 +255,7 @@ class CameraDrivingAdapter(CameraAdapter):
         )
 
 
-def _object(track: Track, yaw: float) -> SeenObject:
+def _object(track: ObjectTrack, yaw: float) -> SeenObject:
     """A track as a message has it: its box lies as it moves, or as the vehicle does."""
     x, y, vx, vy = track.state.tolist()
     turned = math.atan2(vy, vx) if math.hypot(vx, vy) > _TURNED_FROM else yaw

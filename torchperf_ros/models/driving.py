@@ -29,7 +29,7 @@ from torchperf_ros.models.driving_rules import (
     POSES,
     RANGES_M,
     Blindness,
-    Lane,
+    Centreline,
     plan_along,
 )
 from torchperf_ros.models.options import OptionReader
@@ -123,7 +123,9 @@ class _Rules(nn.Module):
 
     def forward(self, ego: Tensor, objects: Tensor, lane: Tensor) -> Tensor:
         x, y, yaw, speed, wanted = ego.tolist()
-        plan = plan_along(Lane(lane.numpy()), (x, y, yaw, speed), objects.numpy(), wanted, self._ahead_s)
+        plan = plan_along(
+            Centreline(lane.numpy()), (x, y, yaw, speed), objects.numpy(), wanted, self._ahead_s
+        )
         return torch.from_numpy(plan).view(POSES, 4)
 
 

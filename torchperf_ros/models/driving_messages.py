@@ -13,7 +13,7 @@ import numpy as np
 
 from torchperf_ros.api.cdr import restamped
 from torchperf_ros.api.messages import empty_message, encode, header, message_class
-from torchperf_ros.models.driving_rules import OBJECT_FIELDS, STEP_S, Floats, Lane
+from torchperf_ros.models.driving_rules import OBJECT_FIELDS, STEP_S, Centreline, Floats
 from torchperf_ros.safety.stop_output import TimedPath
 
 MARKER_ARRAY: Final = "visualization_msgs/msg/MarkerArray"
@@ -156,17 +156,17 @@ def path_bytes(plan: Floats, frame_id: str, stamp_ns: int, first_ns: int, z: flo
     return restamped(TimedPath.made(stamps_ns, points, plan[:, 2], frame_id.encode()).bytes(), stamp_ns)
 
 
-def route_bytes(lane: Lane, wanted: float, stamp_ns: int) -> bytes:
+def route_bytes(lane: Centreline, wanted: float, stamp_ns: int) -> bytes:
     """A lane to keep as a `nav_msgs/msg/Path`, and the speed in m/s as z of its points."""
     poses = np.column_stack((lane.points, np.zeros((len(lane.points), 2))))
     return path_bytes(poses, FRAME, stamp_ns, stamp_ns, wanted)
 
 
-def route_of(path: Any) -> tuple[Lane, float]:  # noqa: ANN401
+def route_of(path: Any) -> tuple[Centreline, float]:  # noqa: ANN401
     """The lane to keep, and the speed in m/s."""
     points = [(stamped.pose.position.x, stamped.pose.position.y) for stamped in path.poses]
     wanted = path.poses[0].pose.position.z if path.poses else 0.0
-    return Lane(np.array(points, dtype=np.float64).reshape(-1, 2)), wanted
+    return Centreline(np.array(points, dtype=np.float64).reshape(-1, 2)), wanted
 
 
 def encoded(message: object, type_name: str) -> bytes:

@@ -55,7 +55,7 @@ _MOST_LATERAL, _MOST_CURVATURE = (
 
 
 @dataclass(frozen=True)
-class Lane:
+class Centreline:
     """The middle of a lane as a line of points, a few metres apart where it turns, straight beyond its ends.
 
     Attributes:
@@ -67,7 +67,7 @@ class Lane:
     @classmethod
     def of(
         cls, length_m: float, curve_at_m: float = math.inf, radius_m: float = math.inf, turn_m: float = 0.0
-    ) -> "Lane":
+    ) -> "Centreline":
         """A lane from the origin along x.
 
         From `curve_at_m` on it turns left with `radius_m` for `turn_m`.
@@ -105,13 +105,13 @@ class Lane:
             (x, y, np.interp(s, begins + 0.5 * np.append(np.diff(begins), 0.0), headings)), axis=1
         )
 
-    def beside(self, left_m: float) -> "Lane":
+    def beside(self, left_m: float) -> "Centreline":
         """The lane so far to the left of this one."""
         if not left_m:
             return self
         *_, begins, _ = self._segments
         ends = np.append(begins, begins[-1] + np.hypot(*(self.points[-1] - self.points[-2])))
-        return Lane(self.at(ends, left_m)[:, :2])
+        return Centreline(self.at(ends, left_m)[:, :2])
 
     @cached_property
     def _lists(self) -> tuple[list[list[float]], list[list[float]], list[float], list[float]]:
@@ -170,7 +170,7 @@ def needed_braking(speed: float, gap_m: float, lead_speed: float) -> float:
 
 
 def plan_along(
-    lane: Lane, ego: tuple[float, float, float, float], objects: Floats, wanted: float, ahead_s: float
+    lane: Centreline, ego: tuple[float, float, float, float], objects: Floats, wanted: float, ahead_s: float
 ) -> Floats:
     """Where the vehicle is to be in the next three seconds.
 
@@ -221,7 +221,7 @@ def plan_along(
 
 
 def _leads(
-    lane: Lane, objects: Floats, s0: float, d0: float, ahead_s: float
+    lane: Centreline, objects: Floats, s0: float, d0: float, ahead_s: float
 ) -> Sequence[tuple[float, float]]:
     """Gap in m and speed along the lane of each object that is in the way, or will be."""
     if not len(objects):
@@ -238,9 +238,7 @@ def _leads(
     nearest = np.where(place[:, 1] * later <= 0, 0.0, np.minimum(np.abs(place[:, 1]), np.abs(later)))
     margin = _HALF_WIDTH_M + half_width + _SIDE_MARGIN_M + 0.5 * min(abs(d0), 1.0)
     in_way = nearest < margin
-    if (
-        abs(d0) > _CHANGES_M
-    ):  # until it has left the lane in which they are, it follows those who drive there
+    if abs(d0) > _CHANGES_M:  # until it has left the lane in which they are, it follows the vehicles there
         in_way |= (np.abs(place[:, 1] - d0) < _HALF_WIDTH_M + half_width + _SIDE_MARGIN_M) & (along >= 0.0)
     ahead = place[:, 0] + half_length > s0
     chosen = np.flatnonzero(ahead & in_way)

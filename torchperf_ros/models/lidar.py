@@ -25,7 +25,7 @@ from torchperf_ros.models.pillars import (
     MOST_POINTS,
     PILLAR_WIDTHS,
     SPARE_POINTS,
-    Box,
+    CloudBox,
     PillarNet,
     spare,
     strongest,
@@ -86,7 +86,7 @@ class LidarAdapter(Adapter):
         return build_trained(lambda: PillarNet(width), tier, self._weights).to(self._device)
 
     def example_inputs(self, tier: str) -> tuple[Tensor, ...]:
-        """The points of `example_messages`, whatever the tier."""
+        """The points of `example_messages`, for every tier."""
         return self.preprocess(self.example_messages())
 
     def example_messages(self) -> Mapping[str, Received]:
@@ -138,7 +138,7 @@ class LidarAdapter(Adapter):
         boxes = strongest(outputs[0].float().cpu().numpy(), self._score_threshold, self._max_detections)
         return list(map(self._cube, boxes))
 
-    def _cube(self, box: Box) -> Cube:
+    def _cube(self, box: CloudBox) -> Cube:
         height_m = KINDS[CLASSES[box.class_index]].height_m  # seen from above nothing says how tall it is
         centre = box.x, box.y, 0.5 * height_m - self._height_m
         return Cube(box.class_index, box.score, centre, (box.length, box.width, height_m), box.yaw)

@@ -267,7 +267,7 @@ class PlannerNet(nn.Module):
     Each object passes the same layers, and each frame keeps the largest of every channel (Qi et al.,
     "PointNet", 2017): the order of the objects does not matter. Convolutions over time read the frames. The
     output is a bounded correction of acceleration and curvature at six times, on top of constant speed and
-    yaw rate. The path therefore stays drivable whatever the weights are: it accelerates by 1.5 m/s^2 at
+    yaw rate. The path therefore stays drivable with any weights: it accelerates by 1.5 m/s^2 at
     most and brakes by 6, lateral corrections stay within 1.5 m/s^2, speed never changes sign, and a
     standing vehicle stays.
     """

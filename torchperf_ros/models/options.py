@@ -7,7 +7,7 @@ from torchperf_ros.api.errors import ConfigError
 
 
 class OptionReader:
-    """Takes options by name; `finish` refuses those that nobody asked for.
+    """Takes options by name; `finish` refuses those that were not read.
 
     Every method raises `ConfigError` for a value that is not allowed; the message names the option, the
     value and what is allowed.
@@ -58,7 +58,7 @@ class OptionReader:
         return dict(self._read(name, {}, "an object such as {}", lambda value: isinstance(value, dict)))
 
     def finish(self) -> None:
-        """Call after the last option; refuses options that nobody asked for."""
+        """Call after the last option; refuses options that were not read."""
         for name, value in self._options.items():
             if name not in self._asked:
                 msg = (

@@ -45,7 +45,7 @@ _LOG_SIZES: Final = (-1.5, 3.5)  # 0.2 to 33 m
 
 
 class PillarNet(nn.Module):
-    """Finds boxes in any number of points, on the CPU and on CUDA with the same result whatever their order."""
+    """Finds boxes in any number of points, on the CPU and on CUDA with the same result in any order."""
 
     def __init__(self, width: int) -> None:
         """Make the layers: so many channels at 0.8 m, twice as many at 1.6 m and 3.2 m."""
@@ -138,7 +138,7 @@ def _twice(x: Tensor) -> Tensor:
     return functional.interpolate(x, scale_factor=2.0, mode="nearest")
 
 
-class Box(NamedTuple):
+class CloudBox(NamedTuple):
     """One object, seen from above.
 
     Attributes:
@@ -158,7 +158,7 @@ class Box(NamedTuple):
     yaw: float
 
 
-def strongest(cells: NDArray[np.float32], least_score: float, most: int) -> list[Box]:
+def strongest(cells: NDArray[np.float32], least_score: float, most: int) -> list[CloudBox]:
     """The boxes of one cloud, [9216, 11] as `PillarNet.forward` gives them, the strongest first."""
     found = np.flatnonzero(cells[:, 0] >= least_score)
     found = found[np.argsort(-cells[found, 0], kind="stable")[:most]]
@@ -166,7 +166,7 @@ def strongest(cells: NDArray[np.float32], least_score: float, most: int) -> list
     yaws = 0.5 * np.arctan2(rows[:, 5], rows[:, 6])
     kinds = rows[:, 7:].argmax(axis=1)
     values = np.column_stack((rows[:, :5], yaws)).tolist()
-    return [Box(kind, *row) for kind, row in zip(kinds.tolist(), values, strict=True)]
+    return [CloudBox(kind, *row) for kind, row in zip(kinds.tolist(), values, strict=True)]
 
 
 def spare(points: NDArray[np.float32]) -> Tensor:

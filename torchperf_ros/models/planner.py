@@ -58,7 +58,7 @@ class Ego(NamedTuple):
     yaw_rate: float
 
 
-class Box(NamedTuple):
+class PlannerObject(NamedTuple):
     """An object as the planner sees it: its centre ahead and to the left, its size in m, its score 0..1."""
 
     forward: float
@@ -71,19 +71,19 @@ class Box(NamedTuple):
 
 def seen_by_camera(
     x: float, y: float, z: float, width: float, height: float, length: float, score: float
-) -> Box:
+) -> PlannerObject:
     """A box whose centre and size are along a camera's axes (x right, y down, z forward)."""
-    return Box(z, -x, length, width, height, score)
+    return PlannerObject(z, -x, length, width, height, score)
 
 
-def frame_features(boxes: Iterable[Box], speed: float, yaw_rate: float) -> list[float]:
+def frame_features(boxes: Iterable[PlannerObject], speed: float, yaw_rate: float) -> list[float]:
     """What the network reads of one frame, scaled to about 1; see `FRAME_FEATURES`."""
     nearest = heapq.nsmallest(NEAREST, map(_scaled, boxes))
     features = [value for _, *values in nearest for value in values]
     return [*features, *([0.0] * (NEAREST * OBJECT_FIELDS - len(features))), speed / 10.0, yaw_rate]
 
 
-def _scaled(box: Box) -> tuple[float, ...]:
+def _scaled(box: PlannerObject) -> tuple[float, ...]:
     """Squared distance in m^2, and features."""
     forward, left, length, width, height, score = box
     # Far or huge ones look alike: bounded features keep one odd marker from outweighing the others.
@@ -150,7 +150,7 @@ class PlannerAdapter(Adapter):
         return networks.build_trained(lambda: PlannerNet(width), tier, self._weights).to(self._device)
 
     def example_inputs(self, tier: str) -> tuple[Tensor, ...]:
-        """A full history of zeros at 10 m/s straight ahead, whatever the tier.
+        """A full history of zeros at 10 m/s straight ahead, for every tier.
 
         Shapes as from `preprocess`.
         """
@@ -218,7 +218,7 @@ class PlannerAdapter(Adapter):
             raise BadInput(msg)
         return read_ego(odom.message)
 
-    def _objects(self, array: Any) -> Iterator[Box]:  # noqa: ANN401 - rosbags builds the class at run time
+    def _objects(self, array: Any) -> Iterator[PlannerObject]:  # noqa: ANN401 - rosbags builds the class at run time
         for index, marker in enumerate(array.markers):
             if marker.action != _ADD or marker.type not in _SOLIDS:
                 continue
@@ -231,7 +231,7 @@ class PlannerAdapter(Adapter):
             yield (
                 seen_by_camera(*values)
                 if self._optical
-                else Box(at.x, at.y, size.x, size.y, size.z, values[-1])
+                else PlannerObject(at.x, at.y, size.x, size.y, size.z, values[-1])
             )
 
 

@@ -193,7 +193,7 @@ def at_stamp(points: Points, times_s: Points, speed: float, yaw_rate: float) -> 
     """Points where they would be if all of them had been measured at the stamp.
 
     The vehicle goes along an arc, at constant speed and yaw rate: at a time t it stands at the chord
-    v t sin(a) / a in the direction a = w t / 2, turned by w t. Whatever moves by itself stays smeared.
+    v t sin(a) / a in the direction a = w t / 2, turned by w t. Objects that move stay smeared.
 
     Args:
         points: [n, 4], see `Cloud`, in axes that move with the vehicle's reference point: x forward, y

@@ -40,7 +40,7 @@ class Sabotage(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Fault:
+class FaultSchedule:
     """When a kind of fault happens.
 
     Attributes:
@@ -55,7 +55,7 @@ class Fault:
     after_s: float = 0.0
 
     @classmethod
-    def read(cls, kind: str, value: object) -> "Fault":
+    def read(cls, kind: str, value: object) -> "FaultSchedule":
         """Read an entry of the option `faults`.
 
         A probability, or a mapping of these fields; or raise `ConfigError`.
@@ -78,7 +78,7 @@ class Fault:
         return int((since_start_s - self.after_s) // self.every_s)
 
 
-class Luck:
+class FaultDraw:
     """Draws the fault, if any, of each inference that this worker starts, and writes down what was injected.
 
     The journal has one JSON line per fault. Files beside it, whose names start with its name, are the
@@ -87,7 +87,7 @@ class Luck:
 
     def __init__(
         self,
-        faults: Mapping[str, Fault],
+        faults: Mapping[str, FaultSchedule],
         journal: Path,
         seed: int,
         clock_ns: Callable[[], int],
@@ -189,12 +189,14 @@ class SabotagedAdapter(Adapter):
     """
 
     def __init__(self, options: dict[str, Any], device: torch.device) -> None:
-        """Build the inner adapter; a `ConfigError` or `AdapterError` says what of the options is wrong."""
+        """Build the inner adapter; a `ConfigError` or `AdapterError` names the wrong option."""
         reader = OptionReader(type(self).__name__, options)
         adapter, inner = reader.text("adapter", default=""), reader.mapping("options")
         self._journal, gate = Path(reader.text("journal", default="")), reader.text("gate", default="")
         self._gate = Path(gate) if gate else None
-        self._faults = {kind: Fault.read(kind, value) for kind, value in reader.mapping("faults").items()}
+        self._faults = {
+            kind: FaultSchedule.read(kind, value) for kind, value in reader.mapping("faults").items()
+        }
         self._seed = reader.integer("seed", default=0, low=0, high=1 << 62)
         self._stall_s = reader.number("stall_ms", default=200.0, low=0.0, high=math.inf) / 1e3
         self._gil_us = round(reader.number("gil_ms", default=100.0, low=0.0, high=1e6) * 1e3)
@@ -203,7 +205,7 @@ class SabotagedAdapter(Adapter):
         self._poison = {
             kind: torch.tensor([value], device=device) for kind, value in (("nan", math.nan), ("", 0.0))
         }
-        self._luck: Luck | None = None
+        self._luck: FaultDraw | None = None
         # Histories stay whole, and a further input comes last and moves no dimension of the others.
         for name in (
             "observe",
@@ -239,7 +241,7 @@ class SabotagedAdapter(Adapter):
     def preprocess(self, messages: Mapping[str, Received]) -> tuple[Tensor, ...]:
         """Draw this inference's luck, write it down, let it happen, which may raise `Sabotage`, and pass on."""
         if self._luck is None:
-            self._luck = Luck(self._faults, self._journal, self._seed, time.monotonic_ns, self._gate)
+            self._luck = FaultDraw(self._faults, self._journal, self._seed, time.monotonic_ns, self._gate)
         stamp_ns = messages[next(iter(self.inputs))].stamp_ns
         kind = self._luck.draw(stamp_ns)
         if kind is not None:
@@ -294,7 +296,7 @@ class Poisonable(nn.Module):
         f: _Input = None,
         g: _Input = None,
         h: _Input = None,
-    ) -> Any:  # noqa: ANN401 - whatever the model returns
+    ) -> Any:  # noqa: ANN401 - the model returns any type
         """Run the model on all inputs but the last, which is 0 or NaN."""
         *inputs, poison = (x for x in (a, b, c, d, e, f, g, h) if x is not None)
         return _poisoned(self.model(*inputs), poison)

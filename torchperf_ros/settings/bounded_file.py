@@ -1,6 +1,6 @@
 """Files that a person or another host provides, read without waiting for anybody and no further than a bound.
 
-A vehicle looks at such files while it drives. What lies there may be anything: a FIFO that nobody writes
+A vehicle looks at such files while it drives. What lies there may be anything: a FIFO without a writer
 to, a device without an end, a folder, a link to itself, or a file that fills the memory.
 """
 
@@ -23,7 +23,7 @@ _KINDS: Final = (
 
 
 def open_regular(path: Path) -> IO[bytes]:
-    """Open a regular file to read; who has it open waits for no other process.
+    """Open a regular file to read; reading it waits for no other process.
 
     Raises:
         OSError: it cannot be opened, or is something else; `strerror` says what, for a sentence such as

@@ -56,6 +56,9 @@ from torchperf_ros.settings.stage_rules import ActionRule, SyncRule, parse_actio
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _ROS_PARAMETERS = ("use_sim_time", "start_type_description_service")
 
+BASE: Final = "base"
+"""The version that a stage's own parameters make; no candidate is called so."""
+
 
 @dataclass(frozen=True)
 class StageConfig:
@@ -491,7 +494,7 @@ def refuse_unknown(values: Mapping[str, Any], stages: Sequence[str]) -> dict[str
 
 
 def _what_is_right(word: str, of_node: Collection[str]) -> str:
-    """What somebody wants who writes this name below a stage, "" where that is open."""
+    """What the user of this name below a stage wants, "" where that is open."""
     first = word.partition(".")[0]
     if first == "options":
         return "options is one text of JSON, for example options: '{\"threshold\": 0.5}'"

@@ -1,4 +1,4 @@
-"""Where a user's own files lie (XDG base directory), that nobody else can change them, and that they stay whole."""
+"""Where a user's own files lie (XDG base directory), that no other user can change them, and that they stay whole."""
 
 import contextlib
 import os
@@ -35,7 +35,7 @@ def node_folder(root: Path, node: str) -> Path:
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder, and what is missing on the way to it, that only the user may enter, whatever the umask.
+    """Make a folder, and what is missing on the way to it, that only the user may enter, with any umask.
 
     One that is there already stays as it is.
 
@@ -100,12 +100,12 @@ def _sync_folder(folder: Path) -> None:
 
 
 def exposed(path: Path) -> str:
-    """Who else than the user and root can change a file or folder, and what to do about it.
+    """Which users besides the user and root can change a file or folder, and what to do about it.
 
-    "" if nobody can.
+    "" if none can.
 
-    Every folder on the way counts: who may write there can put other ones in the place of those below. In a
-    sticky one such as `/tmp` nobody but their owner can, so that it may be on the way, but may not hold the
+    Every folder on the way counts: a user that may write there can replace those below. In a
+    sticky one such as `/tmp` only their owner can, so that it may be on the way, but may not hold the
     file itself. Symbolic links have to be followed before; what does not exist yet is left out.
     """
     holds_file = path if path.is_dir() else path.parent

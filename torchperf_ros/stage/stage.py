@@ -21,8 +21,7 @@ from torchperf_ros.api.errors import BadInput, ConfigError, ProtocolError
 from torchperf_ros.api.outcome import IN_TIME, Fallback, Outcome
 from torchperf_ros.safety.guard import Guard
 from torchperf_ros.safety.stop_output import PATH, can_stop, warm_up_stop
-from torchperf_ros.settings.candidate import BASE
-from torchperf_ros.settings.config import StageConfig
+from torchperf_ros.settings.config import BASE, StageConfig
 from torchperf_ros.stage.alert_rules import change_alert
 from torchperf_ros.stage.crew import Crew
 from torchperf_ros.stage.fallbacks import FallbackOutputs

@@ -236,13 +236,13 @@ def demo(
         )
     check_outputs({"--json": json_file, "--svg": svg_file})
     with console(stderr=True).status("loading ROS"):
-        from torchperf_ros.tools.demo.drive import Drive, DriveError, DriveOptions
+        from torchperf_ros.tools.demo.drive import DemoDrive, DriveError, DriveOptions
 
     shown = console()
     tui = shown.is_terminal and not no_tui
     options = DriveOptions(log, seconds, sabotage, engine, tui, metrics_port, json_file, svg_file)
     try:
-        status = Drive(options, shown).run()
+        status = DemoDrive(options, shown).run()
     except DriveError as error:
         fail(str(error), 1)
     raise typer.Exit(status)

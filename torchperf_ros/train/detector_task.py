@@ -59,7 +59,7 @@ _CARD: Final = """\
 {what} `map` is the mean average precision at an overlap of
 0.5 (PASCAL VOC), `ap_...` that of a class, of boxes at least {least:g} pixels high of which a third is seen.
 `false_boxes` are those above a score of {threshold:g}, for each image that holds nothing.
-A figure is `nan` where no image can tell it.
+A figure is `nan` where no image shows it.
 """
 
 

@@ -32,7 +32,7 @@ _TIMES_S: Final[Floats] = np.arange(POSES, dtype=np.float64) * STEP_S
 _TIER: Final = "full"  # of the rules
 _STANDS, _STANDING_FRAMES = 0.1, 20  # m/s; a drive ends when it has stood for so many frames
 _PUSHED_AT_START, _PUSHED = 0.5, 0.01  # share of the drives, and of the frames
-_BLIND, _BLIND_FRAMES = 0.015, 20  # share of the frames in which who drives goes blind, and for how many
+_BLIND, _BLIND_FRAMES = 0.015, 20  # share of the frames in which the driver goes blind, and for how many
 _ASIDE_M, _TURNED, _SPEEDS = 0.4, 0.02, (0.75, 1.1)
 _FOV_DEG: Final = (63.0, 72.0)  # the drawn camera has 65.2, and `CameraAdapter` takes it for 70 by default
 _NEAREST_M: Final = 1.0

@@ -18,11 +18,11 @@ from torchperf_ros.models.point_cloud import Points, at_stamp
 from torchperf_ros.world.lidar import HEIGHTS_M, Pose, Sweep, sweep
 
 LEAST_POINTS: Final = 5
-"""On an object that is labelled; of fewer nobody could say what it is."""
+"""On an object that is labelled; fewer do not show what it is."""
 
 _EMPTY: Final = 0.08  # share of the scenes without anybody
 _TRIES: Final = 20  # to find a place that is free
-_OWN_M: Final = 4.0  # around the vehicle where nobody stands
+_OWN_M: Final = 4.0  # around the vehicle, free of objects
 _SIZES_M: Final = {  # least and most length, least and most width
     "car": (4.0, 5.0, 1.7, 2.0),
     "truck": (7.0, 9.0, 2.4, 2.6),
@@ -42,14 +42,14 @@ _ALONG: Final = {
 
 
 class LabelledCloud(NamedTuple):
-    """One cloud, and who is in it.
+    """One cloud, and its objects.
 
     Attributes:
         points: [n, 4] float32, as `PillarNet` takes them.
         boxes: [k, 6] float32: x, y, length, width, yaw, index into `CLASSES`, in the vehicle's axes at the
             stamp.
         counts: [k] int64, points on each of them.
-        kinds: of everything that was drawn, walls and what nobody sees included.
+        kinds: of everything that was drawn, walls and hidden objects included.
         table: [n, 7] of it: x, y, yaw, vx, vy, length, width.
     """
 

@@ -21,7 +21,7 @@ from torchperf_ros.models.pillars import (
     GRID_COLUMNS,
     GRID_ROWS,
     PILLAR_WIDTHS,
-    Box,
+    CloudBox,
     PillarNet,
     spare,
     strongest,
@@ -33,7 +33,7 @@ _SPREAD, _LEAST_SPREAD = 0.25, 0.5  # of a target's peak by the size of its box;
 _WEIGHTS: Final = {"offset": 1.0, "size": 1.0, "yaw": 1.0, "kind": 0.5}
 _BEGIN: Final = {"second.weight": 0.0, "2.weight": 0.1}  # the last of a residual block, and of the head
 _LEAST_SCORE, _MOST_BOXES = 0.05, 100  # of what is judged
-_PUBLISHED_SCORE: Final = 0.5  # from which on a box counts as one that a vehicle would be told of
+_PUBLISHED_SCORE: Final = 0.5  # from which on a vehicle would get a box
 _CARD: Final = """\
 # The reference lidar's detector
 
@@ -115,7 +115,7 @@ class LidarTask(Task):
         cloud without anybody.
         """
 
-        def found(cloud: LabelledCloud, least: float) -> list[Box]:
+        def found(cloud: LabelledCloud, least: float) -> list[CloudBox]:
             return strongest(
                 call(spare(cloud.points.numpy()).to(device))[0].detach().float().cpu().numpy(),
                 least,
@@ -182,11 +182,11 @@ def focal(logits: Tensor, heat: Tensor) -> Tensor:
 
 
 def average_precision(
-    found: list[list[Box]], truth: list[NDArray[np.float32]], kind: int, near_m: float
+    found: list[list[CloudBox]], truth: list[NDArray[np.float32]], kind: int, near_m: float
 ) -> float:
-    """See `area_under_precision`, of one class; NaN where nobody is of it.
+    """See `area_under_precision`, of one class; NaN where no object is of it.
 
-    As in nuScenes (Caesar et al., 2020) a box belongs to the nearest one of its class that nobody with a
+    As in nuScenes (Caesar et al., 2020) a box belongs to the nearest one of its class that no box with a
     higher score has taken, if their centres are so near to each other.
 
     Args:

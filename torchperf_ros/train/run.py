@@ -60,7 +60,6 @@ class TrainOptions(Techniques):
         share: of the default steps.
         seed: of examples and first weights.
         device: cpu, cuda, or auto.
-        together: tiers that are trained at a time, with a thread each on the CPU; None: one for each core.
         judged: examples that the final scores are of; None: the task's default.
         folder: where everything is written.
     """
@@ -70,7 +69,6 @@ class TrainOptions(Techniques):
     share: float
     seed: int
     device: str
-    together: int | None
     judged: int | None
     folder: Path
 
@@ -143,7 +141,7 @@ def _of(names: Sequence[str], known: Mapping[str, Any], what: str) -> None:
 def train_all(
     options: TrainOptions, plans: Sequence[TierPlan], advance: Progress
 ) -> dict[TierPlan, TierResult]:
-    """Train every plan, each in a process of its own, as many at a time as there are cores.
+    """Train every plan, each in a process of its own, as many at a time as the process may use cores; on CUDA one.
 
     Raises:
         TrainingFailed: a process ended before it was done.
@@ -155,14 +153,14 @@ def train_all(
         raise ConfigError(f"output {options.folder}: {error.strerror}; name a folder of yours") from error
     if not os.access(options.folder, os.W_OK | os.X_OK):
         raise ConfigError(f"output {options.folder}: nothing can be written there; name a folder of yours")
-    cores = len(os.sched_getaffinity(0)) if plans[0].device == "cpu" else 1
+    together = len(os.sched_getaffinity(0)) if plans[0].device == "cpu" else 1
     context = multiprocessing.get_context("spawn")
     reports: Any = context.Queue()
     waiting, results = list(enumerate(plans)), dict[int, TierResult]()
     running: dict[int, Any] = {}
     try:
         while waiting or running:
-            while waiting and len(running) < (options.together or cores):
+            while waiting and len(running) < together:
                 number, plan = waiting.pop(0)
                 running[number] = context.Process(target=_train, args=(number, plan, reports))
                 running[number].start()

@@ -11,13 +11,11 @@ import pickle
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
 
 from torchperf_ros.api.errors import ConfigError, TorchperfError
@@ -53,7 +51,6 @@ class Techniques:
         bf16: whether layers compute in bfloat16, where torch's autocast says that they can; None: where the
             device has instructions for it.
         accumulate: gradients of so many parts of a batch are added, so that only one part lies in memory.
-        checkpointing: activations are computed again on the way back instead of being kept.
         loaders: processes that make batches ready ahead; 0: each is made when it is needed.
         data: log, topic and labels to train on; None: what the task draws.
         adapter: whose task it is, `module:Class`.
@@ -64,7 +61,6 @@ class Techniques:
     prune: float = 0.0
     bf16: bool | None = None
     accumulate: int = 1
-    checkpointing: bool = False
     loaders: int = 0
     data: tuple[Path, str, Path] | None = None
     adapter: str = ""
@@ -239,8 +235,6 @@ def network_of(task: Task, plan: TierPlan) -> tuple[nn.Module, int]:
     if plan.teacher is not None:
         best, _ = _trained(task, next(iter(task.tiers)), plan.teacher)
         task.learn_from(best.requires_grad_(requires_grad=False).eval().to(plan.device))
-    for part in net.children() if plan.checkpointing else ():
-        part.forward = partial(checkpoint, part.forward, use_reentrant=False)
     return net, width
 
 

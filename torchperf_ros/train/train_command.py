@@ -27,9 +27,6 @@ def train(  # noqa: PLR0913, PLR0917 - options of a command line
     prune: Annotated[
         float, Option(min=0.0, max=0.9, help="Take this share of --from's channels away first.")
     ] = 0.0,
-    together: Annotated[
-        int | None, Option(min=1, help="Tiers at a time; default: one for each core.")
-    ] = None,
     judged: Annotated[
         int | None, Option(min=1, max=_MOST_EXAMPLES, help="Held-out examples that the scores are of.")
     ] = None,
@@ -38,7 +35,6 @@ def train(  # noqa: PLR0913, PLR0917 - options of a command line
         Option("--bf16/--no-bf16", help="Compute in bfloat16; default: where the device has it."),
     ] = None,
     accumulate: Annotated[int, Option(min=1, help="Cut each batch in so many parts: less memory.")] = 1,
-    checkpointing: Annotated[bool, Option("--checkpointing", help="Less memory, more time.")] = False,
     loaders: Annotated[
         int, Option(min=0, max=64, help="Processes that make batches ready ahead, for each tier.")
     ] = 0,
@@ -80,7 +76,6 @@ def train(  # noqa: PLR0913, PLR0917 - options of a command line
         steps,
         seed,
         device,
-        together,
         judged,
         output,
         start=start,
@@ -88,7 +83,6 @@ def train(  # noqa: PLR0913, PLR0917 - options of a command line
         prune=prune,
         bf16=bf16,
         accumulate=accumulate,
-        checkpointing=checkpointing,
         loaders=loaders,
         data=data,
         adapter=adapter,

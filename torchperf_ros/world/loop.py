@@ -26,7 +26,7 @@ from torchperf_ros.models.driving_messages import (
     pose_of,
     route_bytes,
 )
-from torchperf_ros.models.driving_rules import AHEAD_S, RANGES_M, Blindness, Lane, plan_along
+from torchperf_ros.models.driving_rules import AHEAD_S, RANGES_M, Blindness, Centreline, plan_along
 from torchperf_ros.models.road_scene import CAMERA_HEIGHT_M, HORIZON, HORIZONTAL_FOV_DEG
 from torchperf_ros.replay.log_feed import absolute
 from torchperf_ros.replay.output_log import OutputLog
@@ -188,7 +188,7 @@ class _Arm(ExitStack, abc.ABC):
     def start(self) -> None:
         """Before the first route and the first scan."""
 
-    def route(self, lane: Lane, stamp_ns: int) -> None:
+    def route(self, lane: Centreline, stamp_ns: int) -> None:
         """Learn which lane to keep from now on."""
         self.lane = lane
         self.learn(route_bytes(lane, self.drive.scenario.speed, stamp_ns), stamp_ns)

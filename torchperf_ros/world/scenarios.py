@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from torchperf_ros.api.errors import ConfigError
-from torchperf_ros.models.driving_rules import Lane
+from torchperf_ros.models.driving_rules import Centreline
 from torchperf_ros.world.vehicles import LENGTH_M, REAR_M, WIDTH_M, Body
 
 LANE_M: Final = 3.5
@@ -38,7 +38,7 @@ class Scenario:
 
     name: str
     seed: int
-    lane: Lane
+    lane: Centreline
     speed: float
     bodies: list[Body]
     duration_s: float
@@ -65,13 +65,13 @@ class _Draw:
         return self.drawn["side"]
 
 
-_Built = tuple[Lane, float, list[Body], float]
+_Built = tuple[Centreline, float, list[Body], float]
 _LONG: Final = 800.0
 _RAIL_M: Final = 8.0  # of a guard rail, one piece
 
 
-def _straight() -> Lane:
-    return Lane.of(_LONG)
+def _straight() -> Centreline:
+    return Centreline.of(_LONG)
 
 
 def _ccrs(draw: _Draw) -> _Built:
@@ -151,7 +151,7 @@ def _tailback(draw: _Draw) -> _Built:
     speed = min(math.sqrt(draw("lateral_ms2", 1.5, 2.3) * radius), 100 * _KMH)
     begin, turn = speed * draw("curve_after_s", 2, 4), draw("turn_m", 100, 160)
     tail = begin + turn + draw("tail_m", -20, 30)
-    lane = Lane.of(_LONG, begin, radius, turn)
+    lane = Centreline.of(_LONG, begin, radius, turn)
     queue = [Body("car", tail + 7.0 * number, 0.0) for number in range(3)]
     walls = [
         Body("wall", begin + 8.0 * number, 6.0, length=8.5, width=0.5)
@@ -197,7 +197,7 @@ def _country(draw: _Draw) -> _Built:
         for beside in (right, left)
         for number in range(rail[1])
     ]
-    return Lane.of(_LONG, begin, radius, turn), speed, bodies, 15.0
+    return Centreline.of(_LONG, begin, radius, turn), speed, bodies, 15.0
 
 
 def _overtake(draw: _Draw) -> _Built:

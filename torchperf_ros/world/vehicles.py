@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from torchperf_ros.api.clock import NS_PER_S
-from torchperf_ros.models.driving_rules import Floats, Lane, idm
+from torchperf_ros.models.driving_rules import Centreline, Floats, idm
 from torchperf_ros.safety.stop_output import TimedPath
 
 DT_S: Final = 0.01
@@ -259,7 +259,7 @@ Box = tuple[float, float, float, float, float, float, float]
 """x, y, yaw, vx, vy, length and width, in the frame of the lane's points."""
 
 
-def box_of(lane: Lane, body: Body) -> Box:
+def box_of(lane: Centreline, body: Body) -> Box:
     """Where a body is, how it moves, and how large it is."""
     x, y, heading = lane.one_at(body.s, body.d)
     cosine, sine = math.cos(heading), math.sin(heading)

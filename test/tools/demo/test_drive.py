@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip("rclpy")
 
 from torchperf_ros.models.road_scene import IMAGE_TYPE
-from torchperf_ros.models.sabotage import KINDS, Fault
+from torchperf_ros.models.sabotage import KINDS, FaultSchedule
 from torchperf_ros.observe.telemetry.node_state import StageState
 from torchperf_ros.tools.demo.drive import (
     STAGES,
@@ -40,7 +40,7 @@ def test_given_a_drive_when_faults_are_planned_then_every_kind_comes_and_deaths_
 def check_plans(plans: dict[str, dict[str, dict[str, float]]], seconds: float) -> None:
     assert {kind for plan in plans.values() for kind in plan} == set(KINDS)
     for plan in plans.values():
-        faults = {kind: Fault.read(kind, entry) for kind, entry in plan.items()}
+        faults = {kind: FaultSchedule.read(kind, entry) for kind, entry in plan.items()}
         assert all(0 < fault.after_s < seconds for fault in faults.values())
         times = sorted(
             f.after_s + n * f.every_s for kind, f in faults.items() for n in range(3) if kind in DEADLY

@@ -23,7 +23,7 @@ from torchperf_ros.tools.demo.make_log import (
     OBJECTS_TOPIC,
     START_NS,
     DriveLog,
-    Fault,
+    LogFault,
     MakeLogError,
     write_drive,
 )
@@ -129,7 +129,7 @@ def test_given_jitter_when_read_then_receipts_spread_and_stay_in_order_and_stamp
 
 @pytest.mark.parametrize("kind", FAULTS)
 def test_given_a_fault_when_read_then_it_is_there_for_as_long_as_it_should_be_and_only_then(kind):
-    drive = replace(SMALL, faults=(Fault(kind, 0.3, 0.2),))
+    drive = replace(SMALL, faults=(LogFault(kind, 0.3, 0.2),))
     sound = dict(zip(stamps_ns(SMALL), images(SMALL), strict=True))
     found = [m for m in images(drive) if sound[m.t_ns - 5 * MS] != m]
     if kind == "gap":

@@ -18,8 +18,7 @@ from torchperf_ros.api.outcome import Fallback, GuardVerdict, Health, Outcome
 from torchperf_ros.observe.telemetry.memory import MemoryUse
 from torchperf_ros.safety.emergency import KINDS
 from torchperf_ros.settings.build_options import version_of
-from torchperf_ros.settings.candidate import BASE
-from torchperf_ros.settings.config import NodeConfig
+from torchperf_ros.settings.config import BASE, NodeConfig
 from torchperf_ros.stage.figures import Spans
 from torchperf_ros.stage.ladder import Forecast
 from torchperf_ros.stage.stage import Stage

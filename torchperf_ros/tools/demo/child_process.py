@@ -1,4 +1,4 @@
-"""A program that a drive starts and that ends with it, whatever happens.
+"""A program that a drive starts and that always ends with it.
 
 And files that are read while they grow.
 """
@@ -80,7 +80,7 @@ class ChildProcess(contextlib.AbstractContextManager["ChildProcess"]):
         self._process.send_signal(signal.SIGINT)
 
     def end(self) -> None:
-        """Ask it to end, then tell it, then kill it and whatever it started and left behind."""
+        """Send SIGINT, then SIGTERM, then SIGKILL to it and to what it left behind."""
         for number, patience_s in _PATIENCE_S.items():
             if self._process.poll() is not None:
                 break

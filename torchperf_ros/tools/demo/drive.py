@@ -79,7 +79,7 @@ class DriveOptions:
     svg_file: Path | None = None
 
 
-class Drive:
+class DemoDrive:
     """One drive, from the first process to the verdict."""
 
     def __init__(self, options: DriveOptions, console: Console) -> None:
@@ -148,7 +148,7 @@ class Drive:
             self._player.interrupt()
         state.phase = "waiting for the last counters"
         enough = state.reports + _SETTLE_REPORTS
-        with contextlib.suppress(KeyboardInterrupt):  # who presses it twice is in a hurry
+        with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C ends it at once
             self._watch(lambda: state.reports >= enough, _SETTLE_S)
         state.phase = f"drove {state.elapsed_s:.1f} s"
         self._screen.show()

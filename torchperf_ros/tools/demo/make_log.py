@@ -1,6 +1,6 @@
 """A drive that never was, message by message.
 
-Camera, odometry, labelled objects, and whatever is to go wrong.
+Camera, odometry, labelled objects, and faults on request.
 
 The demo plays it; `torchperf make-log` writes it as a log: all of it, or nothing under the final name.
 """
@@ -67,7 +67,7 @@ class MakeLogError(TorchperfError):
     """A log cannot be written as it was asked for; the message says why and what would do."""
 
 
-class Fault(NamedTuple):
+class LogFault(NamedTuple):
     """What goes wrong, from when to when, in seconds of the drive."""
 
     kind: str
@@ -87,7 +87,7 @@ class DriveLog:
     # standard deviation of the time from stamp to receipt, which is 5 ms in the mean
     jitter_ms: float = 0.0
     drop: float = 0.0  # share of the images and odometries that are lost, 0 to 1
-    faults: tuple[Fault, ...] = ()  # what goes wrong
+    faults: tuple[LogFault, ...] = ()  # what goes wrong
     seed: int = 1  # of delays and losses
     labelled: bool = True  # whether the cars come as markers on `/ground_truth/objects`
 
@@ -108,7 +108,7 @@ class DriveLog:
         while waiting:
             yield heapq.heappop(waiting)[2]
 
-    def active(self, kind: str, at_s: float) -> Fault | None:
+    def active(self, kind: str, at_s: float) -> LogFault | None:
         on = (fault for fault in self.faults if fault.start_s <= at_s < fault.start_s + fault.duration_s)
         return next((fault for fault in on if fault.kind == kind), None)
 
@@ -162,7 +162,7 @@ class DriveLog:
         return START_NS + round(at_s * NS_PER_S)
 
 
-def fault_of(text: str) -> Fault:
+def fault_of(text: str) -> LogFault:
     """A fault as people write it.
 
     `gap@3` or `gap@3:0.5`, from second 3 on, for half a second, which is the default.
@@ -173,7 +173,7 @@ def fault_of(text: str) -> Fault:
     kind, _, times = text.partition("@")
     start, _, duration = times.partition(":")
     with contextlib.suppress(ValueError):
-        fault = Fault(kind, float(start), float(duration or 0.5))
+        fault = LogFault(kind, float(start), float(duration or 0.5))
         if kind in FAULTS and fault.start_s >= 0 and fault.duration_s > 0:
             return fault
     raise ConfigError(
@@ -215,7 +215,7 @@ def write_drive(
             with contextlib.ExitStack() as stack:
                 with (
                     held_interrupt()
-                ):  # within what a message takes, some libraries swallow whatever is raised
+                ):  # within what a message takes, some libraries swallow every exception
                     put, messages = stack.enter_context(_writer(written, kind)), drive.messages()
                 while True:
                     with held_interrupt():

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.settings.bounded_file import read_bounded
-from torchperf_ros.settings.config import StageConfig, stage_config
+from torchperf_ros.settings.config import BASE, StageConfig, stage_config
 from torchperf_ros.settings.params_file import params_of, ros_yaml
 from torchperf_ros.settings.user_folder import exposed_at
 
@@ -32,8 +32,6 @@ CHANGES: Final = (
 How outputs come about. What others rely on (topics, budget, fallbacks, the names of the tiers) is the
 stage's.
 """
-BASE: Final = "base"
-"""The version that a stage's own parameters make; no candidate is called so."""
 _VERSION: Final = "version"
 _MOST_BYTES: Final = 1 << 16
 """A candidate has a few lines, the parameter file with all comments 22 kB.
