@@ -3,8 +3,8 @@
 import time
 from collections.abc import Callable
 
+# Returns nanoseconds that never go backwards.
 Clock = Callable[[], int]
-"""Returns nanoseconds that never go backwards."""
 
 NS_PER_US = 1_000
 NS_PER_MS = 1_000_000

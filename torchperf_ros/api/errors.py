@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Final
 
 _DECORATION: Final = re.compile(r"\x1b\[[0-9;]*m|^<class '[^']*'>: ")
+# Lines with which converters begin.
 _SAYS_NOTHING: Final = re.compile(
     r"step \d+/\d+|^Check '.*' failed|^FrontEnd API failed|^Model wasn't|^Summary:$|^## |^Exception from"
     r" |^Next steps"
 )
-"""Lines with which converters begin."""
 _CAUSE: Final = re.compile(
     r"No conversion rule found|No ONNX function found|OpConversionFailure|not supported"
 )

@@ -32,11 +32,10 @@ class Outcome(_Worded):
     PARTIAL = 8
 
 
+# Ends of frames that were answered by their own result, whole or not, by the deadline.
+#
+# All others are misses.
 IN_TIME: Final = (Outcome.ON_TIME, Outcome.PARTIAL)
-"""Ends of frames that were answered by their own result, whole or not, by the deadline.
-
-All others are misses.
-"""
 
 
 class Fallback(_Worded):

@@ -30,8 +30,8 @@ _COLOURS: Final = {
 }
 _DEEP: Final = ("mono16", "16UC1")
 _GREYS: Final = ("mono8", "8UC1", *_DEEP, "bayer_rggb8", "bayer_bggr8", "bayer_gbrg8", "bayer_grbg8")
+# What `raw_pixels` gives; 16 bits and Bayer patterns only as grey.
 ENCODINGS: Final = (*_COLOURS, *_GREYS)
-"""What `raw_pixels` gives; 16 bits and Bayer patterns only as grey."""
 _ONE_CHANNEL: Final = {"mono8": "u1", "8UC1": "u1", "mono16": "u2", "16UC1": "u2", "32FC1": "f4"}
 # Row and column of the first red pixel.
 _BAYER: Final = {"bayer_rggb8": (0, 0), "bayer_grbg8": (0, 1), "bayer_gbrg8": (1, 0), "bayer_bggr8": (1, 1)}

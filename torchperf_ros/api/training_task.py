@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from torchperf_ros.api.errors import ConfigError
 
+# Seed of the examples by which a tier is judged; those of training have numbers.
 HELD_OUT = "held out"
-"""Seed of the examples by which a tier is judged; those of training have numbers."""
 
 
 class Task(Protocol):

@@ -12,6 +12,10 @@ from torchperf_ros.settings.config import BASE, StageConfig, stage_config
 from torchperf_ros.settings.params_file import params_of, ros_yaml
 from torchperf_ros.settings.user_folder import exposed_at
 
+# What a candidate may change.
+#
+# How outputs come about. What others rely on (topics, budget, fallbacks, the names of the tiers) is
+# the stage's.
 CHANGES: Final = (
     "adapter",
     "options",
@@ -27,18 +31,12 @@ CHANGES: Final = (
     "bucket_width",
     "common_shapes",
 )
-"""What a candidate may change.
-
-How outputs come about. What others rely on (topics, budget, fallbacks, the names of the tiers) is the
-stage's.
-"""
 _VERSION: Final = "version"
+# A candidate has a few lines, the parameter file with all comments 22 kB.
+#
+# A node reads it on the thread that receives frames, where someone sets the parameter: 1 to 2 ms
+# for a few lines, 25 ms for all parameters (by hand).
 _MOST_BYTES: Final = 1 << 16
-"""A candidate has a few lines, the parameter file with all comments 22 kB.
-
-A node reads it on the thread that receives frames, where someone sets the parameter: 1 to 2 ms for a few
-lines, 25 ms for all parameters (by hand).
-"""
 
 
 @dataclass(frozen=True)

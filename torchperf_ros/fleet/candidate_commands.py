@@ -11,8 +11,8 @@ from typer import Argument
 from torchperf_ros.tools.shell import NodeName, fail, need
 
 _Stage = Annotated[str, Argument(help="For example perception.")]
+# A candidate that compiles as it starts takes that long; the command shows how far it is.
 _TIMEOUT_S: Final = 120.0
-"""A candidate that compiles as it starts takes that long; the command shows how far it is."""
 _BAD: Final = ("refused", "rolled back", "given up", "cannot")
 
 

@@ -10,13 +10,13 @@ from typing import Any, Final
 
 from torchperf_ros.api.errors import TorchperfError
 
+# Shares are judged from so many frames on.
+#
+# Half a minute at 30 Hz. One miss of the first ten is no tenth of them.
 LEAST_FRAMES: Final = 1000
-"""Shares are judged from so many frames on.
-
-Half a minute at 30 Hz. One miss of the first ten is no tenth of them.
-"""
+# Figures are of the candidate's last hour at most, so that rare single events do not add up over
+# weeks.
 WINDOW_S: Final = 3600.0
-"""Figures are of the candidate's last hour at most, so that rare single events do not add up over weeks."""
 
 
 class PlanError(TorchperfError):
@@ -127,13 +127,13 @@ def broken_guard(guards: Guards, figures: CandidateFigures) -> str:
     return ""
 
 
+# Frames that both versions had before a candidate serves, and those among them with a known time of
+# the candidate.
+#
+# Where none of 50 fails at most 6 % do (the rule of three, at 95 %). A time is known where no other
+# frame came meanwhile: of a candidate that takes longer than frames are apart none is, and on a
+# full machine few are.
 LEAST_PAIRS, LEAST_TIMED = 50, 5
-"""Frames that both versions had before a candidate serves, and those among them with a known time of the candidate.
-
-Where none of 50 fails at most 6 % do (the rule of three, at 95 %). A time is known where no other frame
-came meanwhile: of a candidate that takes longer than frames are apart none is, and on a full machine few
-are.
-"""
 
 
 def why_not_to_serve(pairs: int, timed: int, late: int, base_share: float, limits: Guards) -> str:

@@ -52,7 +52,6 @@ class Pair:
 
     @property
     def timed(self) -> bool:
-        """Whether the times of both are known, and can be compared."""
         return not (self.disturbed or math.isnan(self.steps_ms) or math.isnan(self.answer.steps.total_ms))
 
     @property
@@ -168,7 +167,6 @@ class PairFigures:
             block.both += pair.timed
 
     def compared(self, found: Compared) -> None:
-        """Count a pair whose outputs were compared."""
         self.last_difference = found.difference or self.last_difference
         base, candidate = map(bool, found.refusals)
         if candidate and not base:
@@ -193,7 +191,6 @@ class PairFigures:
 
     @property
     def words(self) -> str:
-        """One line for people."""
         total = self.total
         parts = [f"{total.pairs} frames", f"{total.candidate_late} late (base {total.base_late})"]
         if total.both:

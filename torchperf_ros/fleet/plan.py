@@ -23,11 +23,10 @@ HELD: Final = "held"
 ROLLED_BACK: Final = "rolled_back"
 DONE: Final = "done"
 STATES: Final = (RUNNING, HELD, ROLLED_BACK, DONE)
+# How far a vehicle's clock may be behind the one that signed.
+#
+# Ten minutes, more than any that has seen GPS or NTP.
 CLOCK_TOLERANCE_S: Final = 600.0
-"""How far a vehicle's clock may be behind the one that signed.
-
-Ten minutes, more than any that has seen GPS or NTP.
-"""
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _VALID_DAYS: Final = 30
@@ -54,6 +53,9 @@ class RolloutStep:
     guards: Mapping[str, float] = field(default_factory=dict)
 
 
+# The steps of a plan that names none.
+#
+# Each exposes two to five times as many vehicles as the one before.
 STEPS: Final = (
     # The first vehicles see the candidate before it may publish anything anywhere. One in a hundred, not
     # all: a shadow that leaks or takes the machine's time does harm without publishing, too.
@@ -64,10 +66,6 @@ STEPS: Final = (
     RolloutStep(50, least_exposure_h=500, soak_h=24),
     RolloutStep(100),
 )
-"""The steps of a plan that names none.
-
-Each exposes two to five times as many vehicles as the one before.
-"""
 
 
 @dataclass(frozen=True)
@@ -133,7 +131,6 @@ class RolloutPlan:
 
     @property
     def now_at(self) -> RolloutStep:
-        """The step that is on."""
         return self.steps[self.step]
 
     @property
@@ -170,7 +167,6 @@ class RolloutPlan:
         return replace(self, **changes)  # type: ignore[arg-type]
 
     def to_mapping(self) -> dict[str, Any]:
-        """The plan as JSON and YAML have it."""
         found = {one.name: getattr(self, one.name) for one in fields(self)}
         times = {name: _time_text(found[name]) for name in ("issued", "expires", "step_since")}
         steps = [{**vars(step), "guards": dict(step.guards)} for step in self.steps]

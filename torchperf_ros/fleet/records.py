@@ -25,18 +25,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 VERSION: Final = 1
+# A block is a minute of a vehicle.
+#
+# Long enough for a p99 of 1,800 frames, short enough to be exposed again at once.
 BLOCK_S: Final = 60.0
-"""A block is a minute of a vehicle.
-
-Long enough for a p99 of 1,800 frames, short enough to be exposed again at once.
-"""
+# What the candidate did in a minute: it ran beside the version in service, or it was in service.
 SHADOW, SERVING = "shadow", "serving"
-"""What the candidate did in a minute: it ran beside the version in service, or it was in service."""
+# Of all files of a folder.
+#
+# A minute takes some 400 bytes, so this is half a year of driving eight hours a day.
 LIMIT_BYTES: Final = 64 << 20
-"""Of all files of a folder.
-
-A minute takes some 400 bytes, so this is half a year of driving eight hours a day.
-"""
 _NAME: Final = "rollout-%Y%m%d.jsonl"
 _PATTERN: Final = "rollout-????????.jsonl"
 _P99: Final = 99.0
@@ -86,7 +84,6 @@ class Block:
 
     @property
     def figures(self) -> CandidateFigures:
-        """What the guards look at."""
         return CandidateFigures(
             self.frames,
             self.deaths,

@@ -40,8 +40,8 @@ _LIBRARIES: Final = ("cryptography", "mmh3", "openfeature")
 _PLAIN_WIDTH: Final = 160
 _MOST_NAMED: Final = 10
 _YAML: Final = (".yaml", ".yml")
+# Of the simulated fleet: the same plan gives the same figures.
 _SEED: Final = 1
-"""Of the simulated fleet: the same plan gives the same figures."""
 
 rollout = typer.Typer(
     cls=CommandGroup,

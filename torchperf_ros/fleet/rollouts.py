@@ -25,8 +25,8 @@ from torchperf_ros.workers.process_setup import step_back
 from torchperf_ros.workers.worker_pool import Log
 from torchperf_ros.workers.worker_setup import worker_setup
 
+# A candidate that breaks a guard is out of service a tenth of a second and one frame later.
 _LOOK_S: Final = 0.1
-"""A candidate that breaks a guard is out of service a tenth of a second and one frame later."""
 _LATER_S: Final = 30.0
 _END_S: Final = 5.0
 
@@ -133,7 +133,6 @@ class Rollouts:
         return next(one for one in self._config.stages if one.name == name)
 
     def reconfigure(self, config: NodeConfig) -> None:
-        """Take changed parameters."""
         self._config = config
 
     def _card(self, name: str) -> str:

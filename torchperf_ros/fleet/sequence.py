@@ -30,30 +30,28 @@ if TYPE_CHECKING:
 
     Values = NDArray[Any]
 
+# The chance of a false decision in a whole roll-out, however often it is looked at.
 ALPHA: Final = 0.05
-"""The chance of a false decision in a whole roll-out, however often it is looked at."""
+# A unit is half an hour of driving at most.
+#
+# Longer ones would take longer to be counted, see `bench rollout`.
 STRETCH_BLOCKS: Final = 30
-"""A unit is half an hour of driving at most.
-
-Longer ones would take longer to be counted, see `bench rollout`.
-"""
+# A shorter stretch than this is left out: it would count as much as one of half an hour.
 LEAST_BLOCKS: Final = 5
-"""A shorter stretch than this is left out: it would count as much as one of half an hour."""
 LEAST_UNITS: Final = 60
+# The interval is asymptotic: before so many units, of so many vehicles, there is none.
 LEAST_VEHICLES: Final = 10
-"""The interval is asymptotic: before so many units, of so many vehicles, there is none."""
 _OVER_S: Final = 600.0
+# Units: a step's worth. It is some 10 % wider than need be at a quarter and at four times of that.
 _NARROWEST_AT: Final = 400.0
-"""Units: a step's worth. It is some 10 % wider than need be at a quarter and at four times of that."""
+# Events that may have been missed by chance where none was seen.
+#
+# The rule of three (Hanley, Lippman-Hand, 1983).
 _UNSEEN: Final = 3.0
-"""Events that may have been missed by chance where none was seen.
-
-The rule of three (Hanley, Lippman-Hand, 1983).
-"""
 
 LATENCY, P99, MISSES, DISAGREEMENT = "latency", "p99", "misses", "disagreement"
+# What is compared by differences; the disagreement of outputs is one figure with a limit.
 METRICS: Final = (LATENCY, P99, MISSES)
-"""What is compared by differences; the disagreement of outputs is one figure with a limit."""
 
 
 class CandidateVerdict(enum.Enum):
@@ -140,7 +138,6 @@ class Units:
     values: Mapping[str, "Values"]
 
     def chosen(self, mask: "Values") -> "Units":
-        """Some of them."""
         return Units(
             self.vehicle[mask],
             self.end_s[mask],
@@ -149,7 +146,6 @@ class Units:
         )
 
     def interval(self, metric: str, alpha: float = ALPHA) -> ConfidenceInterval:
-        """Of one metric."""
         import numpy as np
 
         known = np.isfinite(self.values[metric])

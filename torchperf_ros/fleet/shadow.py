@@ -31,8 +31,8 @@ from torchperf_ros.workers.worker_pool import WorkerPool
 from torchperf_ros.workers.worker_process import WorkerProcess
 from torchperf_ros.workers.worker_setup import WorkerSetup
 
+# Pairs that wait for the thread that compares; older ones are lost and counted.
 _PAIRS: Final = 64
-"""Pairs that wait for the thread that compares; older ones are lost and counted."""
 _NICE: Final = 19
 _LOOK_AGAIN_NS: Final = NS_PER_MS
 
@@ -114,17 +114,14 @@ class Shadow:
 
     @property
     def version(self) -> str:
-        """The name of the version that does not serve."""
         return self.model.name
 
     @property
     def pool(self) -> WorkerPool:
-        """The workers of that version."""
         return self.model.pool
 
     @property
     def is_running(self) -> bool:
-        """Whether it runs a frame."""
         return self._running is not None
 
     # -- the two change places
@@ -271,7 +268,6 @@ class Shadow:
         return True
 
     def _drop(self, worker: WorkerProcess) -> None:
-        """Have nothing more to do with a worker that is gone."""
         self._held = None if self._held is worker else self._held
         self.model.crew.drop(worker)
         self._settle(self._stage.clock())

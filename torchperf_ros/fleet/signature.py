@@ -163,7 +163,6 @@ def check_time(plan: RolloutPlan, now: datetime.datetime, where: str) -> None:
 
 
 def canonical(values: object) -> bytes:
-    """JSON with one form for each value."""
     text = json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return text.encode("utf-8", "surrogatepass")
 

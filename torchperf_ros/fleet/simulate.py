@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     Values = NDArray[Any]
 
+# What can be tried.
 CANDIDATES: Final = {
     "same": "no difference",
     "better": "every frame is shorter",
@@ -40,14 +41,13 @@ CANDIDATES: Final = {
     "leaking": "its worker's memory grows by 200 MiB an hour",
     "crashing": "its worker dies once in 10,000 frames",
 }
-"""What can be tried."""
+# The share of the vehicles with each.
 GPUS: Final = {"orin": 0.7, "xavier": 0.2, "rtx4000": 0.1}
-"""The share of the vehicles with each."""
+# Of a minute, at 30 Hz.
 FRAMES: Final = 1800
-"""Of a minute, at 30 Hz."""
 PERIOD_H: Final = STRETCH_BLOCKS / 60.0
+# How often the owner of a plan looks; what vehicles brought home until then counts.
 LOOK_EVERY_H: Final = 24.0
-"""How often the owner of a plan looks; what vehicles brought home until then counts."""
 _WINDOWS: Final = 600
 _BUDGET_MS: Final = 50.0
 _MEDIAN_MS, _P99_SIGMAS, _P99_BY_MEDIAN = (
@@ -396,7 +396,6 @@ def _joined(units: Sequence[Units]) -> Units:
 
 
 def outcome_rows(outcomes: Mapping[str, SimulatedRollout]) -> Iterator[tuple[str, ...]]:
-    """A line for each figure, a column for each outcome."""
     yield ("", *outcomes)
     rows: dict[str, Callable[[SimulatedRollout], str]] = {
         "ended": lambda one: f"{'stopped' if one.stopped else 'not stopped'}, step {one.step}",

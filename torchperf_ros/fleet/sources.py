@@ -24,15 +24,14 @@ if TYPE_CHECKING:
     from torchperf_ros.fleet.vehicle import Decision
     from torchperf_ros.fleet.vehicle_state import Version
 
+# Gives a stage's own parameters as they are now, by name without the stage's.
 Values = Callable[[], Mapping[str, Any]]
-"""Gives a stage's own parameters as they are now, by name without the stage's."""
 _LOOK_S: Final = 2.0
 _GIB: Final = 1 << 30
+# A new model should give other outputs.
+#
+# By hand their share is shown only, and takes no candidate back.
 _BY_HAND: Final = Guards(disagreement=1.0)
-"""A new model should give other outputs.
-
-By hand their share is shown only, and takes no candidate back.
-"""
 
 
 @dataclass(frozen=True)
@@ -109,7 +108,6 @@ class ParameterSource(Source):
         return Wish(serve, beside, name, limits=_BY_HAND)
 
     def version(self, name: str) -> Candidate:
-        """The one of the file."""
         assert self._read[1] is not None
         return self._read[1]
 
@@ -152,8 +150,9 @@ class PlanSource(Source):
             from torchperf_ros.fleet.vehicle import VehicleRollout
             from torchperf_ros.fleet.vehicle_state import RolloutStateError
         except ImportError as error:
-            msg = f"parameter {stage.name}.rollout_plan: {error}; `pip install 'torchperf_ros[rollout]'`"
-            raise ConfigError(msg) from error
+            raise ConfigError(
+                f"parameter {stage.name}.rollout_plan: {error}; `pip install 'torchperf_ros[rollout]'`"
+            ) from error
         try:
             self.vehicle = VehicleRollout(
                 node_folder(folder, node) / stage.name,
@@ -215,7 +214,6 @@ class PlanSource(Source):
         self.vehicle.begins_trial()
 
     def rolled_back(self, reason: str) -> None:
-        """Remember that, and why."""
         self._decision = self.vehicle.rolled_back(reason)
 
     def minute(

@@ -27,11 +27,10 @@ from torchperf_ros.fleet.sequence import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+# Of the vehicles that had the candidate.
+#
+# One alone may be broken itself, more than this and at least two are not.
 MOST_ROLLED_BACK: Final = 0.01
-"""Of the vehicles that had the candidate.
-
-One alone may be broken itself, more than this and at least two are not.
-"""
 _LEAST_ROLLED_BACK: Final = 2
 _REVOKED: Final = "revoked"
 _S_PER_H: Final = 3600.0
@@ -103,7 +102,6 @@ class MetricVerdict:
 
     @property
     def text(self) -> str:
-        """The difference with its interval, in words."""
         low, mean, high = (
             self._percent(one) for one in (self.interval.low, self.interval.mean, self.interval.high)
         )
@@ -167,7 +165,6 @@ class RolloutStanding:
     refused: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Every figure, as JSON has them."""
         findings = [
             {
                 "group": one.group or "all",
@@ -190,7 +187,6 @@ class RolloutStanding:
 
 
 def standing_of(plan: RolloutPlan, brought: Brought, now: datetime.datetime) -> RolloutStanding:
-    """How the plan's candidate stands."""
     import numpy as np
 
     own = brought.blocks["version"] == plan.version
@@ -240,7 +236,6 @@ def standing_of(plan: RolloutPlan, brought: Brought, now: datetime.datetime) -> 
 
 
 def rate_of(plan: RolloutPlan, units: Units, since_step_h: float) -> float:
-    """Units that came in an hour since the step began."""
     return int((units.end_s >= plan.step_since.timestamp()).sum()) / max(since_step_h, 1.0 / _BLOCKS_PER_H)
 
 

@@ -60,7 +60,6 @@ def step_rows(plan: RolloutPlan, standing: RolloutStanding) -> list[list[str]]:
 
 
 def finding_rows(standing: RolloutStanding) -> list[list[str]]:
-    """A line for each verdict."""
     return [
         [one.metric, one.group or "all", one.text, f"{one.interval.units:,}", one.verdict.value]
         for one in standing.findings
@@ -68,7 +67,6 @@ def finding_rows(standing: RolloutStanding) -> list[list[str]]:
 
 
 def tables(plan: RolloutPlan, standing: RolloutStanding) -> "list[Table]":
-    """Steps and verdicts for a terminal."""
     reached = ["bold" if number == plan.step else "" for number in range(len(plan.steps))]
     styles = [_STYLE.get(one.verdict, "") for one in standing.findings]
     return [
@@ -78,7 +76,6 @@ def tables(plan: RolloutPlan, standing: RolloutStanding) -> "list[Table]":
 
 
 def headline(plan: RolloutPlan) -> str:
-    """Which roll-out this is, and where it is."""
     state, last = plan.state.replace("_", " "), len(plan.steps) - 1
     return (
         f"{plan.name}: {plan.stage} {plan.version}, serial {plan.serial}, {state} at step {plan.step} of"

@@ -14,8 +14,9 @@ from typing import Any, Final
 
 from torchperf_ros.fleet.guards import PlanError
 
+# What gets a bucket: a vehicle for good, or each drive of each vehicle.
 UNITS: Final = ("vehicle", "drive")
-"""What gets a bucket: a vehicle for good, or each drive of each vehicle."""
+# What a rule may ask about a vehicle.
 FACTS: Final = {
     "vehicle": "its id",
     "drive": "the id of this drive",
@@ -25,13 +26,12 @@ FACTS: Final = {
     "ros_distro": "for example jazzy",
     "region": "of the map",
 }
-"""What a rule may ask about a vehicle."""
+# What a rule gives for the vehicles that the plan is for; true means the same.
 CANDIDATE: Final = "candidate"
-"""What a rule gives for the vehicles that the plan is for; true means the same."""
 _OTHERS: Final = (None, False, "base")
 _FLAGDS_OWN: Final = ("targetingKey", "$flagd.flagKey", "$flagd.timestamp")
+# A thousandth of a percent each: flagd takes whole weights.
 _BUCKETS: Final = 100_000
-"""A thousandth of a percent each: flagd takes whole weights."""
 _PERCENT: Final = _BUCKETS / 100
 _HASH_BITS: Final = 32
 _ID: Final = re.compile(r"\S(.{0,126}\S)?")
@@ -170,13 +170,11 @@ def check_rule(rule: object, where: str) -> None:
 
 
 def _asked(rule: object) -> list[str]:
-    """Every fact that a rule asks for."""
     asked = (given for operator, given in _operations(rule, "targeting") if operator == "var")
     return [str(given[0] if isinstance(given, list) and given else given) for given in asked]
 
 
 def _operations(rule: object, where: str) -> Iterator[tuple[str, object]]:
-    """Each operation of a rule, with what it is given."""
     if isinstance(rule, Mapping):
         if len(rule) != 1:
             raise TargetingError(

@@ -53,6 +53,7 @@ class Ending(NamedTuple):
     bars: bool
 
 
+# Without an entry the trial goes on: a base that is refused beside a candidate ends nothing.
 ENDINGS: Final[Mapping[tuple[TrialState, TrialEvent], Ending]] = {
     (TrialState.BESIDE, TrialEvent.REFUSED): Ending("refused", bars=True),
     (TrialState.BESIDE, TrialEvent.GUARD_BROKEN): Ending("given up as a shadow", bars=True),
@@ -60,7 +61,6 @@ ENDINGS: Final[Mapping[tuple[TrialState, TrialEvent], Ending]] = {
     (TrialState.SERVES, TrialEvent.GUARD_BROKEN): Ending("rolled back", bars=True),
     (TrialState.SERVES, TrialEvent.NOT_WANTED): Ending("over", bars=False),
 }
-"""Without an entry the trial goes on: a base that is refused beside a candidate ends nothing."""
 
 
 class Trial:
@@ -90,12 +90,10 @@ class Trial:
 
     @property
     def shadow(self) -> Shadow | None:
-        """The version beside the one that serves."""
         return shadow_of(self.stage)
 
     @property
     def serves(self) -> bool:
-        """Whether the candidate serves."""
         return self.stage.version == self.candidate
 
     def may_exchange(self) -> bool:
@@ -230,7 +228,6 @@ class Trial:
         self._safe_stops = 0
 
     def figures(self) -> CandidateFigures:
-        """What the candidate has done since it is where it is."""
         return self._since(self._before)
 
     def _since(self, before: CandidateFigures) -> CandidateFigures:
@@ -309,6 +306,5 @@ class Trial:
         return f"shadow, which is to serve and waits: {self.waits}" if self.waits else "shadow"
 
     def close(self) -> None:
-        """Leave no process behind."""
         if self._comparer is not None:
             self._comparer.close()

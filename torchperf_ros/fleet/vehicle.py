@@ -43,11 +43,10 @@ from torchperf_ros.fleet.vehicle_state import (
 from torchperf_ros.settings.bounded_file import open_regular, read_bounded, sha256_of
 from torchperf_ros.settings.user_folder import exposed_at
 
+# So often a trial may end with a loss of power.
+#
+# A candidate that brings the machine down is not tried for ever.
 MOST_CUT_OFF: Final = 5
-"""So often a trial may end with a loss of power.
-
-A candidate that brings the machine down is not tried for ever.
-"""
 _MIN_S: Final = 60.0
 
 
@@ -329,7 +328,6 @@ class VehicleRollout:
 
     @property
     def state(self) -> VehicleState:
-        """What is remembered, to look at."""
         return self._state
 
     @property

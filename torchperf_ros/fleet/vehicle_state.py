@@ -19,8 +19,8 @@ from torchperf_ros.settings.user_folder import make_private, replace_file
 
 STATE_FILE: Final = "state.json"
 _VERSION: Final = 1
+# Of the file: a plan of 1 MiB at most, and what is left of earlier ones.
 _MOST_BYTES: Final = 16 << 20
-"""Of the file: a plan of 1 MiB at most, and what is left of earlier ones."""
 
 
 class RolloutStateError(TorchperfError):

@@ -21,19 +21,19 @@ from torchperf_ros.api.clock import NS_PER_S
 
 Floats = NDArray[np.float64]
 
+# Between two poses of a plan.
 STEP_S: Final = 0.1
-"""Between two poses of a plan."""
+# Of a plan: 0 to 3.0 s.
 POSES: Final = 31
-"""Of a plan: 0 to 3.0 s."""
+# m/s^2; what UN R157 (5.2.5.2) takes a vehicle to brake with in an emergency.
 MAX_BRAKING: Final = 6.0
-"""m/s^2; what UN R157 (5.2.5.2) takes a vehicle to brake with in an emergency."""
+# x m, y m, yaw rad, vx m/s, vy m/s, length m, width m, in the frame of the plan.
 OBJECT_FIELDS: Final = 7
-"""x m, y m, yaw rad, vx m/s, vy m/s, length m, width m, in the frame of the plan."""
 
+# How far each tier of the oracle sees.
 RANGES_M: Final = {"full": 150.0, "medium": 110.0, "fast": 80.0}
-"""How far each tier of the oracle sees."""
+# How far ahead each tier of the planner foresees objects that move into the lane.
 AHEAD_S: Final = {"full": 2.0, "medium": 1.5, "fast": 1.0}
-"""How far ahead each tier of the planner foresees objects that move into the lane."""
 
 _CHORD_M: Final = 4.0  # of a curve: off by 1.3 cm at a radius of 150 m
 _TIME_GAP_S, _GAP_M = 1.5, 2.5

@@ -77,8 +77,8 @@ class LidarAdapter(Adapter):
         reader.finish()
         self._device, self._markers = device, CubeMarkers()
         self._told_s: dict[str, float] = {}
+        # Points that were left out so far because a cloud had too many.
         self.clipped = 0
-        """Points that were left out so far because a cloud had too many."""
 
     def build(self, tier: str) -> torch.nn.Module:
         """The network of a tier, `full`, `medium` or `fast`; a `ConfigError` where there is no such one."""

@@ -14,17 +14,16 @@ from torch.nn import functional
 from torchperf_ros.api.errors import ConfigError
 
 SEED: Final = 20_240_229
+# What ships.
+#
+# Trained by `torchperf train`; the model card beside it, `detector.md`, says how, and how well.
 DETECTOR_WEIGHTS: Final = Path(__file__).with_name("weights") / "detector.safetensors"
-"""What ships.
-
-Trained by `torchperf train`; the model card beside it, `detector.md`, says how, and how well.
-"""
+# Intersection over union from which on two boxes are of one object, as PASCAL VOC has it.
 LEAST_OVERLAP: Final = 0.5
-"""Intersection over union from which on two boxes are of one object, as PASCAL VOC has it."""
+# Likewise; see `planner.md`.
 PLANNER_WEIGHTS: Final = DETECTOR_WEIGHTS.with_name("planner.safetensors")
-"""Likewise; see `planner.md`."""
+# Likewise; see `lidar.md`.
 LIDAR_WEIGHTS: Final = DETECTOR_WEIGHTS.with_name("lidar.safetensors")
-"""Likewise; see `lidar.md`."""
 CLASSES: Final = ("car", "truck", "cyclist", "pedestrian")
 
 IMAGE_HEIGHT: Final = 256
@@ -35,15 +34,14 @@ _LARGEST_LOG: Final = 4.0  # of a box's size in cells: 437 pixels
 BOX_FIELDS: Final = 5  # score, centre x, centre y, width, height; the class logits follow
 
 HISTORY_FRAMES: Final = 10
+# Objects per frame that the planner sees, nearest first.
 NEAREST: Final = 8
-"""Objects per frame that the planner sees, nearest first."""
 OBJECT_FIELDS: Final = 6  # forward, left, length, width, height, score
 EGO_FIELDS: Final = 2  # speed m/s, yaw rate rad/s
+# Values per frame of the planner's history.
+#
+# The nearest objects, zeros where there are fewer, then its own motion.
 FRAME_FEATURES: Final = NEAREST * OBJECT_FIELDS + EGO_FIELDS
-"""Values per frame of the planner's history.
-
-The nearest objects, zeros where there are fewer, then its own motion.
-"""
 WAYPOINTS: Final = 30
 WAYPOINT_STEP_S: Final = 0.1
 

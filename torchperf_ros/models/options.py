@@ -61,11 +61,10 @@ class OptionReader:
         """Call after the last option; refuses options that were not read."""
         for name, value in self._options.items():
             if name not in self._asked:
-                msg = (
+                raise ConfigError(
                     f"{self._owner}: option {name!r} (value {value!r}) is unknown; allowed:"
                     f" {', '.join(self._asked)}"
                 )
-                raise ConfigError(msg)
 
     def _read(self, name: str, default: object, allowed: str, is_allowed: Callable[[Any], bool]) -> Any:  # noqa: ANN401
         self._asked.append(name)

@@ -21,22 +21,24 @@ from torchperf_ros.models.networks import CLASSES, Residual
 # package 5.
 PILLAR_WIDTHS: Final = {"full": 32, "medium": 16, "fast": 8}
 AHEAD_M: Final = 76.8
+# The grid: so far ahead of the points' origin, and so far to either side.
 BESIDE_M: Final = 38.4
-"""The grid: so far ahead of the points' origin, and so far to either side."""
 MOST_POINTS: Final = 120_000
+# Points outside of the grid before those of every cloud, as compilers make code of their own for
+# sizes 0 and 1.
 SPARE_POINTS: Final = 2
-"""Points outside of the grid before those of every cloud, as compilers make code of their own for sizes 0 and 1."""
+# One of them.
 OUTSIDE: Final = (-1000.0, 0.0, 0.0, 0.0)
-"""One of them."""
 
 _PILLAR_M: Final = 0.4
 _ROWS, _COLUMNS = round(2 * BESIDE_M / _PILLAR_M), round(AHEAD_M / _PILLAR_M)  # of pillars: y, x
+# Pillars in a row to a cell of the output.
 STRIDE: Final = 2
-"""Pillars in a row to a cell of the output."""
 CELL_M: Final = _PILLAR_M * STRIDE
 GRID_ROWS, GRID_COLUMNS = _ROWS // STRIDE, _COLUMNS // STRIDE
+# Of a cell: logit, centre in cells (2), log of length and width, sine and cosine of twice the yaw,
+# class logits.
 MAP_FIELDS: Final = 7 + len(CLASSES)
-"""Of a cell: logit, centre in cells (2), log of length and width, sine and cosine of twice the yaw, class logits."""
 _POINT_FIELDS: Final = 8
 _PRIOR: Final = -4.6  # logit of 0.01: what an untrained cell begins with (Lin et al., "Focal Loss", 2017)
 # logits; on flat ground neighbours differ by rounding only, which no two compilers do alike

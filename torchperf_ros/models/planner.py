@@ -211,11 +211,10 @@ class PlannerAdapter(Adapter):
         lag_ms = (frame_ns - odom.stamp_ns) / _MS
         if frame_ns > 0 and odom.stamp_ns > 0 and abs(lag_ms) > self._max_odom_lag_ms:
             way = "older" if lag_ms > 0 else "newer"
-            msg = (
+            raise BadInput(
                 f"odom is {abs(lag_ms):.0f} ms {way} than the detections; max_odom_lag_ms is"
                 f" {self._max_odom_lag_ms}"
             )
-            raise BadInput(msg)
         return read_ego(odom.message)
 
     def _objects(self, array: Any) -> Iterator[PlannerObject]:  # noqa: ANN401 - rosbags builds the class at run time

@@ -26,8 +26,8 @@ _HORIZON: Final = 300
 _FOCAL_PX: Final = 1000.0
 CAMERA_HEIGHT_M: Final = 1.4
 HORIZONTAL_FOV_DEG: Final = 2.0 * math.degrees(math.atan(WIDTH / 2.0 / _FOCAL_PX))
+# Its row, as a share of the image's height.
 HORIZON: Final = _HORIZON / HEIGHT
-"""Its row, as a share of the image's height."""
 _LANE_M: Final = 3.5
 _LINE_M: Final = 0.15
 _DASH_M: Final = 4.0
@@ -160,6 +160,7 @@ def point_px(ahead_m: float, right_m: float, high_m: float) -> tuple[float, floa
     return WIDTH / 2 + right_m * px_per_m, _HORIZON + (CAMERA_HEIGHT_M - high_m) * px_per_m
 
 
+# Left, right, low and high side in m of all that is drawn of an object, as of `box_px`.
 EXTENTS: Final = {
     "car": (-0.95, 0.95, -0.08, 1.45),
     "truck": (-1.25, 1.25, -0.05, 3.4),
@@ -167,7 +168,6 @@ EXTENTS: Final = {
     "pedestrian": (-0.25, 0.25, 0.0, 1.2),
     "wall": (-0.25, 0.25, 0.0, 1.0),
 }
-"""Left, right, low and high side in m of all that is drawn of an object, as of `box_px`."""
 
 
 def _parts(kind: str, paint: npt.NDArray[Any]) -> Sequence[tuple[tuple[float, float, float, float], Any]]:

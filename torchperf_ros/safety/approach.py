@@ -87,7 +87,6 @@ class Thing:
 
     @property
     def known_s(self) -> float:
-        """For how long it has been followed."""
         return self.times_s[-1] - self.times_s[0]
 
     def velocity(self, last_s: float = math.inf) -> complex:

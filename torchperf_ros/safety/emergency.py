@@ -140,7 +140,6 @@ class Sensor:
         return round(late_s * NS_PER_S)
 
     def used(self, now_ns: int) -> None:
-        """Note that a message could be used."""
         self.seen_ns, self.is_usable = now_ns, True
 
     def refuse(self, error: BadInput) -> None:
@@ -456,7 +455,6 @@ class Emergency:
         return replace(motion, speed=share * motion.speed, yaw_rate=share * motion.yaw_rate)  # the same arc
 
     def _here(self, now_ns: int, ros_now_ns: int) -> Motion | None:
-        """The motion, if it is fresh."""
         motion = self.motion
         if motion is None or now_ns - motion.received_ns > self.odometry.timeout_ns:
             return None

@@ -134,7 +134,6 @@ def stop_along_arc(
 
 
 def _standing(motion: Motion | None, ros_now_ns: int) -> TimedPath:
-    """One place: the vehicle's own."""
     place, yaw, frame = (0.0, 0.0, 0.0), 0.0, _BODY_FRAME
     if motion is not None:
         place, yaw, frame = (motion.x, motion.y, motion.z), motion.yaw, motion.frame
@@ -143,7 +142,6 @@ def _standing(motion: Motion | None, ros_now_ns: int) -> TimedPath:
 
 
 def _at_its_end(path: TimedPath, ros_now_ns: int) -> TimedPath:
-    """One place: where a path ends."""
     points, turns = (np.tile(each[-1], (_PATH_POSES, 1)) for each in (path.points, path.turns))
     head = restamped(path.head, ros_now_ns)
     return replace(path, head=head, stamps_ns=_stamps(ros_now_ns, _STANDS_S), points=points, turns=turns)

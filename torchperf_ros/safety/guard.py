@@ -195,7 +195,6 @@ class Guard:
     """
 
     def __init__(self, options: GuardOptions) -> None:
-        """Know nothing yet."""
         self._options = options
         # What cannot be read cannot be judged by the other checks, so it acts as soon as one of them does.
         self._acts = options.act and options.act | {"finite", "stamps"}
@@ -324,7 +323,6 @@ class Guard:
         )
 
     def known(self, now_ns: int, ros_now_ns: int, age_ms: float, stepped_ns: int = 0) -> Known:
-        """What is known now, for another plan to be judged by."""
         return Known(self._options, self._situation(now_ns, ros_now_ns, age_ms), stepped_ns)
 
     @classmethod
@@ -407,7 +405,6 @@ class Guard:
         return path, self._judge(path, situation, options.act | options.shadow)
 
     def _judge(self, path: TimedPath, situation: _Situation, checks: frozenset[str]) -> _Judgement:
-        """Make these checks of a path that can be read."""
         options, motion = self._options, situation.motion
         unknown = situation.no_motion
         if motion is not None and path.frame not in {motion.frame, motion.child_frame}:

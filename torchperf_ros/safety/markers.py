@@ -18,8 +18,8 @@ from torchperf_ros.api.errors import BadInput, one_line
 from torchperf_ros.safety.odometry import LEAST_TURN, MOST_TURN
 
 Floats = NDArray[np.float64]
+# A marker's `ns` and `id`.
 Key = tuple[bytes, int]
-"""A marker's `ns` and `id`."""
 
 _ADD, _DELETE, _DELETE_ALL = 0, 2, 3  # visualization_msgs/Marker: actions
 _ARROW, _SOLIDS, _LISTS, _TEXT = (
@@ -31,8 +31,9 @@ _ARROW, _SOLIDS, _LISTS, _TEXT = (
 _SHORTEST_MARKER: Final = 100  # bytes; what is padded to a multiple of four or eight is no marker
 _MOST_OBJECTS: Final = 4000  # reading them takes some 30 ms; an array of more is refused
 _NO_TEXT = b"\1\0\0\0\0" + bytes(3)
+# Points, colours, texture and coordinates of a marker that has none of them, little-endian, from
+# the points on.
 _NO_LISTS = bytes(8) + _NO_TEXT + bytes(8) + _NO_TEXT * 2 + bytes(8)
-"""Points, colours, texture and coordinates of a marker that has none of them, little-endian, from the points on."""
 _NO_MESH = _NO_TEXT * 2 + bytes(4)
 _NO_ARROW: Final = (0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0)
 _UNREADABLE: Final = (*_NO_ARROW[:4], *3 * (float("nan"),))
@@ -176,7 +177,6 @@ class Markers:
         return [(*centre, *place[3:]) for centre in centres.tolist()]
 
     def _end(self, at: int) -> int:
-        """Where the marker ends whose points begin here."""
         message, order = self._message, self.order
         if message.startswith(_NO_LISTS, at):
             at += len(_NO_LISTS)

@@ -284,7 +284,6 @@ class _Problems:
         self._why = ""
 
     def note(self, has: Flags, what: str, *, leaves_open: bool = True) -> None:
-        """These objects have this problem."""
         if not has.any():
             return
         self._any |= has

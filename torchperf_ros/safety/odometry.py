@@ -11,13 +11,14 @@ from torchperf_ros.api.cdr import aligned, byte_order, header_at, text_at
 from torchperf_ros.api.clock import NS_PER_S
 from torchperf_ros.api.errors import BadInput, one_line
 
+# A stamp that is zero or further off than this is of another clock; the time of receipt counts
+# instead.
 USABLE_AGE_S = 10.0
-"""A stamp that is zero or further off than this is of another clock; the time of receipt counts instead."""
 
+# A coordinate in m beyond is not a place on Earth.
 MOST_M = 1e8
-"""A coordinate in m beyond is not a place on Earth."""
+# So long is a quaternion that somebody has written; a number that nobody set, or a pointer, is not.
 LEAST_TURN, MOST_TURN = 0.1, 10.0
-"""So long is a quaternion that somebody has written; a number that nobody set, or a pointer, is not."""
 
 _MAX_SPEED, _MAX_YAW_RATE = 100.0, 10.0  # m/s, rad/s; more is a broken odometry, not a road vehicle
 _LONGEST_FRAME = 255  # bytes; each pose of a path that is made from it repeats the name

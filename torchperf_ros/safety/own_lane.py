@@ -35,7 +35,6 @@ class OwnLane:
     """Remembers the way of the last plans that kept the lane, in the odometry's frame."""
 
     def __init__(self) -> None:
-        """Know of none."""
         self.lane: Lane | None = None
         self._since_ns = 0
 

@@ -4,28 +4,24 @@ from typing import Final
 
 from torchperf_ros.api.clock import NS_PER_MS, NS_PER_S
 
+# Clocks of hosts that run as one differ by less.
+#
+# What is stamped later than in so long says nothing of its age.
 _AHEAD_NS: Final = NS_PER_S
-"""Clocks of hosts that run as one differ by less.
-
-What is stamped later than in so long says nothing of its age.
-"""
+# Nothing waits in a queue for an hour.
+#
+# Stamps that are further behind are of another clock, uptime for example.
 _BACKLOG_NS: Final = 3600 * NS_PER_S
-"""Nothing waits in a queue for an hour.
-
-Stamps that are further behind are of another clock, uptime for example.
-"""
+# ROS time that goes back by more has stepped.
+#
+# From frame to frame it is known less well than to a millisecond.
 _STEP_NS: Final = 100 * NS_PER_MS
-"""ROS time that goes back by more has stepped.
-
-From frame to frame it is known less well than to a millisecond.
-"""
+# So many messages in a row have to be ahead before a lesser delay is believed.
+#
+# One wrong stamp makes no clock.
 _CONFIRMED_BY: Final = 5
-"""So many messages in a row have to be ahead before a lesser delay is believed.
-
-One wrong stamp makes no clock.
-"""
+# A lead of no more than this over the least delay is drift or jitter, and is believed at once.
 _DRIFT_NS: Final = 10 * NS_PER_MS
-"""A lead of no more than this over the least delay is drift or jitter, and is believed at once."""
 # s; of the least delay a second is forgotten: ten times what two crystals drift apart
 _FORGETS_IN: Final = 1000
 

@@ -49,11 +49,10 @@ def brake_along(
             begin within their times.
     """
     if deceleration <= 0 or len(points) < 2:  # noqa: PLR2004 - a first and a last
-        msg = (
+        raise ValueError(
             f"cannot brake with {deceleration} m/s^2 along {len(points)} points: it takes two, and more"
             " than 0 m/s^2"
         )
-        raise ValueError(msg)
     if not times_s[0] <= start_s <= times_s[-1]:
         raise ValueError(
             f"cannot brake from {start_s} s on: the path lasts from {times_s[0]} to {times_s[-1]} s"
@@ -211,12 +210,10 @@ class TimedPath:
 
     @property
     def frame(self) -> bytes:
-        """The name of the poses' frame."""
         return self.frame_id[4:].rstrip(b"\0")
 
     @property
     def finite(self) -> bool:
-        """Whether every position and orientation is."""
         return bool(np.isfinite(self.points).all() and np.isfinite(self.turns).all())
 
     def moved(self, by_ns: int) -> "TimedPath":
@@ -324,7 +321,6 @@ class GoingStop:
 
     @classmethod
     def begun(cls, path: TimedPath, now_ns: int, ros_now_ns: int) -> "GoingStop":
-        """Of a path that brakes, stamped from the ROS time of now on."""
         return cls(path, path.bytes(), now_ns, ros_now_ns)
 
     def at(self, now_ns: int, ros_now_ns: int) -> "GoingStop":

@@ -74,7 +74,6 @@ class Tracks(NamedTuple):
 
     @classmethod
     def none(cls, stamp_ns: int, noise: float = _NOISE_M[1] ** 2) -> "Tracks":
-        """Without any object."""
         flat, many, none = np.zeros(0), np.zeros((2, 0)), np.zeros((2, 0), np.complex128)
         seen_ns, count = np.zeros(0, np.int64), np.zeros(0, np.intp)
         return cls(
@@ -88,7 +87,6 @@ class Tracks(NamedTuple):
         return place, velocity, np.sqrt(variance)
 
     def only(self, kept: Numbers) -> "Tracks":
-        """Some of them."""
         return Tracks(
             self.stamp_ns,
             self.noise,
@@ -106,7 +104,6 @@ class Tracks(NamedTuple):
         )
 
     def moved(self, stamp_ns: int) -> "Tracks":
-        """What is expected at a time."""
         dt = (stamp_ns - self.stamp_ns) / NS_PER_S
         changes = 0.5 * (1.0 - math.exp(-dt / _STAYS_S))
         shares = np.array([[1.0 - changes, changes], [changes, 1.0 - changes]])[:, :, None] * self.chance
@@ -233,7 +230,6 @@ def follow(
 
 
 def _expected(before: Tracks | None, stamp_ns: int) -> tuple[Tracks, bool]:
-    """What is expected of an array with this stamp, and whether it teaches anything."""
     if before is None:
         return Tracks.none(stamp_ns), True
     since_ns = stamp_ns - before.stamp_ns
@@ -245,7 +241,6 @@ def _expected(before: Tracks | None, stamp_ns: int) -> tuple[Tracks, bool]:
 
 
 def _moves(tracks: Tracks, velocity: Complex, unsure: Floats) -> Flags:
-    """Which have a velocity that is more than noise."""
     speed = np.abs(velocity)
     return (tracks.times >= _SURE_AFTER) & (speed > unsure) & (speed <= _MOST_SPEED)
 

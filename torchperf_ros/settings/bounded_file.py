@@ -11,8 +11,8 @@ import stat
 from pathlib import Path
 from typing import IO, Final
 
+# Of a plan, a key, a parameter file, a manifest: each takes some kilobytes.
 SMALL_BYTES: Final = 1 << 20
-"""Of a plan, a key, a parameter file, a manifest: each takes some kilobytes."""
 _KINDS: Final = (
     (stat.S_ISDIR, "a folder"),
     (stat.S_ISFIFO, "a FIFO"),

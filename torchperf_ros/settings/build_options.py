@@ -56,7 +56,6 @@ def installed(distributions: Iterable[str]) -> str:
 
 
 def installed_engines() -> list[str]:
-    """The engines whose library is installed."""
     return [name for name in ENGINES if name not in DISTRIBUTIONS or installed(DISTRIBUTIONS[name])]
 
 
@@ -92,11 +91,9 @@ class BuildOptions:
         return asdict(self)
 
     def as_identity(self) -> dict[str, Any]:
-        """For the identity of a package, which is of a whole model."""
         return {name: value for name, value in asdict(self).items() if name != "parts"}
 
     def with_engine(self, engine: str) -> "BuildOptions":
-        """The same by another engine, in parts if it takes parts."""
         return replace(self, engine=engine, parts=self.parts if engine == OF_PARTS else "")
 
     def without_graphs(self) -> "BuildOptions":

@@ -56,8 +56,8 @@ from torchperf_ros.settings.stage_rules import ActionRule, SyncRule, parse_actio
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _ROS_PARAMETERS = ("use_sim_time", "start_type_description_service")
 
+# The version that a stage's own parameters make; no candidate is called so.
 BASE: Final = "base"
-"""The version that a stage's own parameters make; no candidate is called so."""
 
 
 @dataclass(frozen=True)
@@ -212,11 +212,9 @@ class StageConfig:
 
     @property
     def workers(self) -> int:
-        """Number of worker processes."""
         return 1 if self.backup == "none" else 2
 
     def scene_budget_ms(self, scene: int) -> float:
-        """The budget of the scene of this index."""
         return self.scenes[scene].budget_ms or self.budget_ms
 
     @property
@@ -231,7 +229,6 @@ class StageConfig:
         return (*([(ODOMETRY, self.odometry, "nav_msgs/msg/Odometry")] if by_speed else []), *topics)
 
     def build_options(self, tier: int) -> BuildOptions:
-        """How the tier of this index is built."""
         return BuildOptions(
             self.engine,
             self.compile_mode,
@@ -312,6 +309,8 @@ class NodeConfig:
 NODE_PARAMETERS = declared(NodeConfig)
 STAGE_PARAMETERS = declared(StageConfig)
 
+# Defaults of the stages that the package brings; a user's own stage has to name its adapter and
+# output.
 STAGE_DEFAULTS: dict[str, dict[str, Any]] = {
     "perception": {"adapter": "torchperf_ros.models.camera:CameraAdapter", "output": "detections"},
     "planning": {
@@ -320,7 +319,6 @@ STAGE_DEFAULTS: dict[str, dict[str, Any]] = {
         "budget_ms": 30.0,
     },
 }
-"""Defaults of the stages that the package brings; a user's own stage has to name its adapter and output."""
 
 
 def stage_parameters(stage: str, scenes: object = ()) -> tuple[Parameter, ...]:
@@ -402,8 +400,9 @@ def _json_object(text: str, name: str) -> dict[str, Any]:
     try:
         options = json.loads(text or "{}")
     except (ValueError, RecursionError) as error:
-        msg = f"parameter {name}: {text!r} is not JSON ({error}); it has to be an object such as {{}}"
-        raise ConfigError(msg) from error
+        raise ConfigError(
+            f"parameter {name}: {text!r} is not JSON ({error}); it has to be an object such as {{}}"
+        ) from error
     require(isinstance(options, dict), f"{name}: {text!r} is not a JSON object such as {{}}")
     return dict(options)
 
@@ -424,11 +423,11 @@ _OF_ADAPTER: Final = {"model", "class", "module", "plugin", "weights"}
 _NEAR_MISS = 0.85  # the same of a parameter's; `device_id`, which is no misspelt `device`, is at 0.8
 
 
+# Parameters of earlier versions, and why there is none any more.
 _GONE: Final = {
     "evidence_count": "the 50 newest incidents are kept, within evidence_mib",
     "black_box_after_s": "the black box keeps half of black_box_s after an incident",
 }
-"""Parameters of earlier versions, and why there is none any more."""
 
 
 def refuse_unknown(values: Mapping[str, Any], stages: Sequence[str]) -> dict[str, str]:

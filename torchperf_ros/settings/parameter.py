@@ -63,7 +63,6 @@ class Parameter:
 
     @property
     def allowed(self) -> str:
-        """What is allowed, in words."""
         if self.choices:
             words = ", ".join(choice or "''" for choice in self.choices)
             return ("a list of: " if isinstance(self.default, list) else "one of: ") + words
@@ -75,7 +74,6 @@ class Parameter:
 
 
 def _kind(value: object) -> str:
-    """Of what kind a value is, in words."""
     kind = type(value)
     return _KINDS.get(kind, f"a {kind.__name__}")
 
@@ -92,7 +90,6 @@ def nested(kind: type) -> Any:  # noqa: ANN401
 
 @functools.cache
 def declared(kind: type) -> tuple[Parameter, ...]:
-    """The parameters that a configuration is made of."""
     return tuple(
         replace(parameter, name=f"{one.name}." * (_NESTED in one.metadata) + (parameter.name or one.name))
         for one in fields(kind)

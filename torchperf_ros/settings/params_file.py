@@ -62,7 +62,6 @@ def params_of_file(path: Path) -> dict[str, Any]:
 
 
 def params_of(content: object, path: Path) -> dict[str, Any]:
-    """The same of what the file was found to hold."""
     what = f"parameter file {path}"
     entries = _entries(content, NODE, what)
     if not entries:

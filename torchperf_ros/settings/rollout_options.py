@@ -25,7 +25,6 @@ class RolloutOptions:
 
     @property
     def more(self) -> dict[str, str]:
-        """The facts by name."""
         return dict(fact.split("=", 1) for fact in self.facts)
 
 

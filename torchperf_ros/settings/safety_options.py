@@ -11,6 +11,7 @@ from typing import Any
 
 from torchperf_ros.settings.parameter import check_all, declared, param, require
 
+# In the order in which they are judged; what `act` and `shadow` name.
 GUARD_CHECKS = (
     "finite",
     "stamps",
@@ -24,7 +25,6 @@ GUARD_CHECKS = (
     "jump",
     "distance",
 )
-"""In the order in which they are judged; what `act` and `shadow` name."""
 
 _VEHICLE = "vehicle."
 _GUARD = "guard."

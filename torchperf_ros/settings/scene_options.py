@@ -10,11 +10,10 @@ from torchperf_ros.settings.parameter import Parameter, check_all, declared, one
 DEFAULT_SCENE = "default"
 EMERGENCY_SCENE = "emergency"
 _PREFIX = "scene."
+# Index of the odometry among what scenes depend on.
+#
+# That of a topic that names the scene N is `ODOMETRY - N`.
 ODOMETRY = -1
-"""Index of the odometry among what scenes depend on.
-
-That of a topic that names the scene N is `ODOMETRY - N`.
-"""
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _ANY_SPEED = 1000.0
 
@@ -44,7 +43,6 @@ class SceneOptions:
 
     @property
     def by_speed(self) -> bool:
-        """Whether it states a speed."""
         return self.min_speed > 0.0 or self.max_speed < _ANY_SPEED
 
 

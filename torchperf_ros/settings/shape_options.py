@@ -160,7 +160,6 @@ def bucket_shapes(example: Shapes, axes: Sequence[Axis], width: int) -> tuple[Sh
 
 
 def bucket_count(ranges: Iterable[tuple[int, int]], width: int) -> int:
-    """Buckets of this width in all ranges together."""
     # the lengths of ranges, which may be huge, and not of lists
     return math.prod(1 + len(range(round_up(low, width, high), high, width)) for low, high in ranges)
 

@@ -15,10 +15,14 @@ LOWER_TIER, LOWER_RATE, SCENE, BACKUP_ACTIVE, OFF = (
     "backup_active",
     "off",
 )
+# Actions of one step that are in force or not, and have no more to say.
 SWITCHES = (LOWER_RATE, BACKUP_ACTIVE, OFF)
-"""Actions of one step that are in force or not, and have no more to say."""
 ACTIONS = (LOWER_TIER, LOWER_RATE, SCENE, BACKUP_ACTIVE, OFF)
 DRIFT, STALE = "drift", "stale"
+# Kinds of alerts, see docs/watching.md.
+#
+# What explains others before what it explains. Those of the machine and of the node count for every
+# stage.
 ALERTS = (
     "worker died",
     "model error",
@@ -61,10 +65,6 @@ ALERTS = (
     "plan unchecked",
     "emergency stop",
 )
-"""Kinds of alerts, see docs/watching.md.
-
-What explains others before what it explains. Those of the machine and of the node count for every stage.
-"""
 _ARROW = "->"
 
 
@@ -77,7 +77,6 @@ class ActionRule:
     scene: str = ""
 
     def __str__(self) -> str:
-        """As the parameter has it."""
         return f"{self.alert} {_ARROW} {self.action} {self.scene}".rstrip()
 
 
@@ -135,8 +134,8 @@ def alert_kind(name: str) -> str:
 
 
 _MOST_MS = 60_000.0
+# What a line says of its input after its name, in any order, and the least that each may be.
 _WORDS = {"slop": 0.0, "offset": -_MOST_MS, "wait": 0.0}
-"""What a line says of its input after its name, in any order, and the least that each may be."""
 _FORM = (
     "it has to be INPUT slop MS, then offset MS and wait MS where wanted, such as cloud slop 40 offset 0"
     " wait 15"
@@ -160,7 +159,6 @@ class SyncRule:
     wait_ms: float = 0.0
 
     def __str__(self) -> str:
-        """As the parameter has it."""
         return f"{self.topic} slop {self.slop_ms:g} offset {self.offset_ms:g} wait {self.wait_ms:g}"
 
 

@@ -19,8 +19,8 @@ from torchperf_ros.models.networks import (
 from torchperf_ros.train.labelled_scenes import Label
 
 _LEAST_SCORE: Final = 0.01
+# The score from which on `CameraAdapter` publishes a box, by default.
 THRESHOLD: Final = 0.5
-"""The score from which on `CameraAdapter` publishes a box, by default."""
 
 
 @dataclass
@@ -73,7 +73,6 @@ class DetectionScore:
 
     @property
     def mean_average_precision(self) -> float:
-        """Of all classes of which a box was to be found."""
         return float(np.nanmean([self.average_precision(index) for index in range(len(CLASSES))]))
 
     @property
@@ -82,7 +81,6 @@ class DetectionScore:
         return self._false_boxes / self._empty_images if self._empty_images else float("nan")
 
     def figures(self) -> dict[str, float]:
-        """All of it, by name."""
         each = {f"ap_{name}": self.average_precision(index) for index, name in enumerate(CLASSES)}
         return {"map": self.mean_average_precision, "false_boxes": self.false_boxes, **each}
 

@@ -169,7 +169,6 @@ class DetectorTask(Task):
             examples_of(weights).write_bytes(_png(smallest))
 
     def card(self, judged: int) -> str:
-        """What it finds, and how it was judged."""
         size, log = {"classes": ", ".join(CLASSES), "width": IMAGE_WIDTH, "height": IMAGE_HEIGHT}, self._log
         what = _DRAWN.format(judged=judged, **size)
         if log is not None:

@@ -26,8 +26,8 @@ from torchperf_ros.world.sensors import scan
 from torchperf_ros.world.vehicles import Vehicle
 from torchperf_ros.world.world import World
 
+# Between two frames.
 PERIOD_NS: Final = 50 * NS_PER_MS
-"""Between two frames."""
 _TIMES_S: Final[Floats] = np.arange(POSES, dtype=np.float64) * STEP_S
 _TIER: Final = "full"  # of the rules
 _STANDS, _STANDING_FRAMES = 0.1, 20  # m/s; a drive ends when it has stood for so many frames

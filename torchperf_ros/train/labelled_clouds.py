@@ -17,8 +17,8 @@ from torchperf_ros.models.pillars import AHEAD_M, BESIDE_M
 from torchperf_ros.models.point_cloud import Points, at_stamp
 from torchperf_ros.world.lidar import HEIGHTS_M, Pose, Sweep, sweep
 
+# On an object that is labelled; fewer do not show what it is.
 LEAST_POINTS: Final = 5
-"""On an object that is labelled; fewer do not show what it is."""
 
 _EMPTY: Final = 0.08  # share of the scenes without anybody
 _TRIES: Final = 20  # to find a place that is free

@@ -18,8 +18,8 @@ from torch.nn import functional
 from torchperf_ros.models.networks import CLASSES, IMAGE_HEIGHT, IMAGE_WIDTH
 from torchperf_ros.models.road_scene import EXTENTS, RoadScene, SceneObject
 
+# Of a box that has to be found; lower ones, and those of which 0.1 to 0.33 is seen, may be found.
 LEAST_HEIGHT_PX: Final = 8.0
-"""Of a box that has to be found; lower ones, and those of which 0.1 to 0.33 is seen, may be found."""
 _SIZES: Final = ((640, 360), (1280, 720))
 _LEAST_SEEN, _HIDDEN = 1 / 3, 0.1
 _LEAST_PX: Final = 2.0
@@ -56,7 +56,6 @@ class LabelledScenes:
     """Draws batches of images; those of a seed and a number are always the same ones."""
 
     def __init__(self, seed: int | str) -> None:
-        """Take the seed."""
         self._seed = seed
         self._scenes = [(RoadScene(*size), size) for size in _SIZES]
 

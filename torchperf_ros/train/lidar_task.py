@@ -86,7 +86,6 @@ class LidarTask(Task):
         return network.requires_grad_(requires_grad=True).train()
 
     def batch(self, seed: int | str, number: int, count: int) -> Batch:
-        """The batch of this number."""
         return batch_of([draw_cloud(seed, number * count + index) for index in range(count)])
 
     def loss(self, network: Any, batch: Batch, device: torch.device) -> Tensor:  # noqa: ANN401
@@ -139,7 +138,6 @@ class LidarTask(Task):
         return figures | {f"ap_{name}": value for name, value in zip(CLASSES, near, strict=True)}
 
     def card(self, judged: int) -> str:
-        """What it finds, and how it was judged."""
         return _CARD.format(classes=", ".join(CLASSES), judged=judged, least=LEAST_POINTS)
 
 
@@ -150,7 +148,6 @@ def _mean(values: list[float]) -> float:
 
 
 def batch_of(clouds: list[LabelledCloud]) -> Batch:
-    """Clouds with the targets of their cells."""
     lengths = torch.tensor([len(cloud.points) for cloud in clouds])
     numbers = torch.tensor([len(cloud.boxes) for cloud in clouds])
     which = torch.arange(len(clouds))

@@ -25,8 +25,8 @@ from torchperf_ros.models.networks import (
 )
 from torchperf_ros.train.imitated_drives import Examples, examples_of
 
+# From the plan's last pose to where it should be: farther is a miss, as in Argoverse and nuScenes.
 MISS_M: Final = 2.0
-"""From the plan's last pose to where it should be: farther is a miss, as in Argoverse and nuScenes."""
 _DRIVES, _DRIVES_HELD_OUT = 128, 48  # driven once in each process: 16 and 6 of each scenario
 _SHORTENED, _GAP = 0.15, 0.1  # share of the histories that begin later, and that lack a frame
 _MIRRORED, _UNMOVED = 0.5, 0.5  # share of them; and of those whose past motion is made that of now
@@ -49,8 +49,9 @@ than {miss:g} m off after 3 s. `fde_1` and `fde_2` are those of the first two st
 speed and yaw rate, which is what it corrects: fde {fde:.3f}, ade {ade:.3f}, miss {miss_share:.3f}.
 """
 
+# History [n, 10, 50], mask [n, 10] and ego [n, 2] as `PlannerNet.forward` takes them, and plans [n,
+# 30, 4].
 Batch = tuple[Tensor, Tensor, Tensor, Tensor]
-"""History [n, 10, 50], mask [n, 10] and ego [n, 2] as `PlannerNet.forward` takes them, and plans [n, 30, 4]."""
 
 
 class PlannerTask(Task):
@@ -66,7 +67,6 @@ class PlannerTask(Task):
     higher_is_better = False
 
     def __init__(self) -> None:
-        """Know no drive yet."""
         self._drives: dict[tuple[int | str, int], Examples] = {}
 
     def network(self, tier: str, width: int | None = None) -> PlannerNet:
@@ -150,7 +150,6 @@ class PlannerTask(Task):
         }
 
     def card(self, judged: int) -> str:
-        """What it plans, and how it was judged."""
         kept = self.judge(_constant, HELD_OUT, judged, torch.device("cpu"))
         return _CARD.format(
             judged=f"{judged:,}",
@@ -163,7 +162,6 @@ class PlannerTask(Task):
 
 
 def _constant(_history: Tensor, _mask: Tensor, ego: Tensor) -> Tensor:
-    """Constant speed and yaw rate."""
     return roll_out(ego, torch.zeros(len(ego), WAYPOINTS, EGO_FIELDS))
 
 

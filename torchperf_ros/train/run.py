@@ -36,18 +36,18 @@ from torchperf_ros.train.tier_training import (
 )
 from torchperf_ros.workers.process_setup import die_with_parent
 
+# Whose `training_task` trains which reference model, in the order in which that is done.
 ADAPTERS: Final = {
     "detector": "torchperf_ros.models.camera:CameraAdapter",
     "planner": "torchperf_ros.models.planner:PlannerAdapter",
     "lidar": "torchperf_ros.models.lidar:LidarAdapter",
 }
-"""Whose `training_task` trains which reference model, in the order in which that is done."""
 PAGE_FILE: Final = "training.html"
 _WAIT_S: Final = 0.5
 _HEIGHT: Final = 340
 
+# Hears plan, step and loss.
 Progress = Callable[[TierPlan, int, float], None]
-"""Hears plan, step and loss."""
 
 
 @dataclass(frozen=True)
@@ -92,11 +92,10 @@ class TrainOptions(Techniques):
             task = task_of(adapter, self.data)
             _of(self.tiers, task.tiers, f"{task.name}: tier")
             if task.batch_size % self.accumulate:
-                msg = (
+                raise ConfigError(
                     f"accumulate is {self.accumulate}; it has to divide {task.name}'s batch of"
                     f" {task.batch_size}"
                 )
-                raise ConfigError(msg)
             for tier in task.tiers:
                 if self.tiers and tier not in self.tiers:
                     continue
@@ -170,8 +169,9 @@ def train_all(
                 for number, process in running.items():
                     if process.exitcode is not None and process.exitcode != 0:
                         tier = f"{plans[number].model}, tier {plans[number].tier}"
-                        msg = f"{tier}: its process ended with {process.exitcode}; the same command goes on"
-                        raise TrainingFailed(msg) from None
+                        raise TrainingFailed(
+                            f"{tier}: its process ended with {process.exitcode}; the same command goes on"
+                        ) from None
                 continue
             if isinstance(result, TorchperfError):
                 raise result

@@ -101,7 +101,6 @@ class TierPlan(Techniques):
             object.__setattr__(self, "bf16", not why_slow("bf16", torch.device(self.device)))
 
     def identity(self) -> list[Any]:
-        """What has to be the same for a checkpoint to be gone on from."""
         data = "" if self.data is None else f"{self.data[0]} {self.data[1]}"
         return [
             self.model,
@@ -137,8 +136,8 @@ class TierResult:
     curve: list[tuple[int, float, float]] = field(default_factory=list)
 
 
+# Hears tier, step and loss.
 Report = Callable[[str, int, float], None]
-"""Hears tier, step and loss."""
 
 
 def train(task: Task, plan: TierPlan, report: Report) -> TierResult:
@@ -312,8 +311,7 @@ def _write(plan: TierPlan, states: dict[str, Any]) -> None:
         os.replace(temporary, plan.checkpoint)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        text = (
+        raise TrainingFailed(
             f"{plan.checkpoint} cannot be written: {error.strerror}; mend that, and the same command"
             " goes on"
-        )
-        raise TrainingFailed(text) from error
+        ) from error

@@ -193,7 +193,6 @@ def _title(one: Drive, driven: Driven) -> str:
 
 
 def ended(driven: Driven) -> str:
-    """How it ended."""
     if not driven.score.collision:
         return "no collision"
     return f"hit a {driven.world.seen.hit} at {3.6 * driven.score.impact_ms:.1f} km/h"

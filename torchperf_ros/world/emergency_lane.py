@@ -23,7 +23,6 @@ class LaneOnClock:
         self._publish_at_ns = 0
 
     def left_alone(self, now_ns: int) -> None:
-        """The node is gone."""
         self.rules.left_alone(now_ns)
 
     def is_over(self, now_ns: int) -> bool:

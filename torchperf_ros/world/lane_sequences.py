@@ -49,11 +49,10 @@ _MOST_S: Final = {
 }  # a longer one lasts up to `_LONGEST_S`
 _LONGEST_S: Final = 6.0
 _BUTTON: Final = "std_msgs/msg/Bool"
+# By which a path may be faster than the one before it.
+#
+# What odometry and the vehicle's speed differ in at a moment.
 FASTER_MS: Final = 0.5
-"""By which a path may be faster than the one before it.
-
-What odometry and the vehicle's speed differ in at a moment.
-"""
 _START_NS: Final = 1_700_000_000 * NS_PER_S
 _MONOTONIC_NS: Final = 500 * NS_PER_S
 _DT_NS: Final = round(DT_S * NS_PER_S)
@@ -141,7 +140,6 @@ class Held:
 
     @property
     def holds(self) -> bool:
-        """Whether everything is as it has to be."""
         wrong = self.moving_ends or self.cleared_too_early or self.refused
         return not wrong and self.fastest_ms == 0.0 and self.faster_by_ms <= FASTER_MS
 
@@ -174,7 +172,6 @@ class Judge:
         self.is_held = False
 
     def begin(self) -> None:
-        """The lane is latched."""
         if not self.is_held:
             self.is_held, self._stood_steps = True, 0
             self._last: bytes | None = None
@@ -202,7 +199,6 @@ class Judge:
             self._end = _end_of(path, vehicle)
 
     def look(self, vehicle: Vehicle) -> None:
-        """After each step of the world."""
         if not self.is_held:
             return
         held = self._held
@@ -430,5 +426,4 @@ def encoded_button(*, pressed: bool) -> bytes:
 
 
 def run_sequence(seed: int) -> Held:
-    """Drive the sequence of a seed."""
     return _Sequence(seed).run(draw_events(seed))

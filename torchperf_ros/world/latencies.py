@@ -18,15 +18,17 @@ from torchperf_ros.world.world import start_ns
 
 STAGES: Final = ("perception", "planning")
 TIERS: Final = ("full", "medium", "fast")
+# From a worker's death until its replacement is ready: forked, its model loaded, warmed up.
 RESTART_MS: Final = 300.0
-"""From a worker's death until its replacement is ready: forked, its model loaded, warmed up."""
 
+# What the reference networks take on one thread of a server's processor, see `models/networks.py`.
 _MEDIANS_MS: Final = {"perception": (25.0, 10.0, 3.0), "planning": (3.0, 1.5, 0.7)}
-"""What the reference networks take on one thread of a server's processor, see `models/networks.py`."""
 _P99_SHARE: Final = {1: 1.4, 4: 2.0}  # p99 by median; a machine with four times the work has a heavier tail
 _P99_SIGMAS: Final = 2.3263478740408408
 _OVERHEAD_MS: Final = 0.5
 
+# The faults that can be chosen; or so many a minute, as `hang=0.5,sigkill=2`, of the kinds in
+# `RATED`.
 FAULTS: Final = {
     "none": "nothing",
     "bench": (
@@ -39,7 +41,6 @@ FAULTS: Final = {
     "hasty": "where the route leads past a slower car it does so whoever comes towards us",
     "all": "bench, frame and blind",
 }
-"""The faults that can be chosen; or so many a minute, as `hang=0.5,sigkill=2`, of the kinds in `RATED`."""
 _OF_A_RUN: Final = {
     "stall": "a run takes 200 ms longer",
     "gil": "a run holds the interpreter lock for 100 ms",
@@ -53,8 +54,8 @@ _OF_A_SECOND: Final = {
     "unseen": "perception finds no object, for a second",
 }
 EACH: Final = "each"
+# Kinds of faults that can be chosen by their rate.
 RATED: Final = {**_OF_A_RUN, **_OF_A_SECOND, EACH: f"each of {', '.join(_OF_A_RUN)}"}
-"""Kinds of faults that can be chosen by their rate."""
 
 _STALL_MS: Final = {"stall": 200.0, "gil": 100.0, "poison_stall": 200.0}
 _OF_RUNS: Final = {"stall": 0.02, "gil": 0.01, "raise": 0.01, "nan": 0.01}
@@ -164,7 +165,6 @@ class DrawnRuns:
         return self.faults == "hasty"
 
     def times(self, stage: str) -> "FaultyTimes":
-        """What the stage's runs take."""
         if self.tiers is not None:
             tiers = list(self.tiers[stage])
         else:

@@ -17,13 +17,13 @@ from torchperf_ros.models.driving_messages import encoded
 from torchperf_ros.models.driving_rules import Floats
 from torchperf_ros.models.point_cloud import CLOUD, cloud_message
 
+# Of the boxes by kind.
 HEIGHTS_M: Final = {"car": 1.45, "truck": 3.4, "cyclist": 1.75, "pedestrian": 1.2, "wall": 1.0}
-"""Of the boxes by kind."""
 RINGS: Final = 32
 AZIMUTHS: Final = 801
 RANGE_M: Final = 120.0
+# Above the vehicle's reference point, which is the origin of the cloud.
 MOUNTED_M: Final = 1.9
-"""Above the vehicle's reference point, which is the origin of the cloud."""
 
 _REFLECTS: Final = {
     "car": 0.5,

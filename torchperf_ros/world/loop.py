@@ -44,8 +44,9 @@ from torchperf_ros.world.scenarios import Scenario
 from torchperf_ros.world.sensors import Sensors
 from torchperf_ros.world.world import Score, World, score_of
 
+# Between two scans.
 PERIOD_NS: Final = 50 * NS_PER_MS
-"""Between two scans."""
+# What can drive.
 ARMS: Final = {
     "zero": "the same planner without any latency or fault: what is possible at best",
     "watched": (
@@ -65,13 +66,11 @@ ARMS: Final = {
         "as no_lane, but perception is the trained detector on a camera's images, in place of the truth"
     ),
 }
-"""What can drive."""
 BUDGETS_MS: Final = {"perception": 50.0, "planning": 30.0}
+# From the naive node's death until it takes frames again, on a processor of its own.
+#
+# See docs/safety.md.
 NAIVE_RESTART_S: Final = 2.6
-"""From the naive node's death until it takes frames again, on a processor of its own.
-
-See docs/safety.md.
-"""
 _ZERO, _WATCHED, _RADAR, _CAMERA = "zero", "watched", "radar", "camera"
 _FAULTLESS: Final = {_ZERO, _WATCHED}
 _GUARDED: Final = {"no_lane", "full", _WATCHED, _RADAR, _CAMERA}
@@ -81,11 +80,10 @@ _WATCHED_BEFORE_NS: Final = NS_PER_S
 _AGE_NS: Final = 30 * NS_PER_MS  # of a watched plan's frame when it is published, as with the stages in use
 _NAIVE_THREADS: Final = 4
 
+# Worker processes by the parameters of their stages, for one drive after the other.
+#
+# The caller ends them.
 Workers = dict[str, KeptPools]
-"""Worker processes by the parameters of their stages, for one drive after the other.
-
-The caller ends them.
-"""
 Messages = tuple[tuple[str, str, bytes], ...]
 Watch = Callable[[World], None]
 
@@ -153,7 +151,6 @@ class Driven:
     latch: str = ""
 
     def row(self) -> dict[str, Any]:
-        """For JSON."""
         return {
             **asdict(self.score),
             "faults": len(self.injected),
@@ -189,12 +186,10 @@ class _Arm(ExitStack, abc.ABC):
         """Before the first route and the first scan."""
 
     def route(self, lane: Centreline, stamp_ns: int) -> None:
-        """Learn which lane to keep from now on."""
         self.lane = lane
         self.learn(route_bytes(lane, self.drive.scenario.speed, stamp_ns), stamp_ns)
 
     def learn(self, route: bytes, stamp_ns: int) -> None:
-        """The same as a message."""
         self.write("route", PATH, route, stamp_ns)
 
     def watch(self, messages: Messages, stamp_ns: int) -> None:
@@ -217,7 +212,6 @@ class _Arm(ExitStack, abc.ABC):
 
     @property
     def latch(self) -> str:
-        """Why the lane latched, and when."""
         found = None if self.emergency is None else self.emergency.rules.latch
         return (
             ""
@@ -483,8 +477,8 @@ def parameters_of(drive: Drive) -> Mapping[str, object]:
     return values
 
 
+# Those that are stages of this project.
 OWN_ARMS: Final = ("no_fallback", "no_guard", "no_lane", "full", _RADAR, _CAMERA)
-"""Those that are stages of this project."""
 NAIVE_ARMS: Final = ("naive", "blocking")
 _KINDS: Final[dict[str, type[_Arm]]] = {
     _ZERO: _Zero,
@@ -495,7 +489,6 @@ _KINDS: Final[dict[str, type[_Arm]]] = {
 
 
 def end_workers(workers: Workers) -> None:
-    """End the processes that were kept."""
     for kept in workers.values():
         while kept:
             kept.popitem()[1].stop()

@@ -217,7 +217,6 @@ def _towards(at_m: float, speed: float) -> Body:
 
 
 def _behind(speed: float) -> Body:
-    """Traffic that follows."""
     return Body("car", -REAR_M - 1.8 * speed - 2.25, 0.0, speed, wanted=speed)
 
 
@@ -238,8 +237,8 @@ _BUILDERS: dict[str, tuple[Callable[[_Draw], _Built], str, str]] = {
                  "radii of ISO 15622's curve classes (125 to 500 m), lateral acceleration below ISO 11270's 3 m/s^2"),
 }  # fmt: skip
 
+# Those in which driving goes wrong.
 SCENARIOS: Final = tuple(_BUILDERS)
-"""Those in which driving goes wrong."""
 
 _BUILDERS |= {
     "traffic": (
@@ -254,8 +253,8 @@ _BUILDERS |= {
     ),
     "overtake": (_overtake, "a slower car to overtake, and cars that come towards us", "ours"),
 }
+# Ordinary ones, in which nothing is to be an emergency.
 TRAFFIC: Final = tuple(name for name in _BUILDERS if name not in SCENARIOS)
-"""Ordinary ones, in which nothing is to be an emergency."""
 
 
 def describe(name: str) -> tuple[str, str]:

@@ -95,7 +95,6 @@ class Sensors:
             yield stamp_ns, (("odom", ODOMETRY, encoded(odometry, ODOMETRY)), ("scan", SCAN, scanned))
 
     def objects(self, seen: set[int]) -> list[SeenObject]:
-        """Those of the bodies that are seen and are no walls."""
         bodies, boxes = self._world.bodies, self._world.boxes
         return [
             SeenObject(bodies[index].kind, index, boxes[index].tolist())

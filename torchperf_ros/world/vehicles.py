@@ -20,14 +20,15 @@ from torchperf_ros.models.driving_rules import Centreline, Floats, idm
 from torchperf_ros.safety.stop_output import TimedPath
 
 DT_S: Final = 0.01
+# From an order to its effect; as `actuation_delay_ms` of the guard.
 DELAY_S: Final = 0.15
-"""From an order to its effect; as `actuation_delay_ms` of the guard."""
+# Of the vehicle; its reference point is the rear axle, 1 m before its rear bumper.
 LENGTH_M, WIDTH_M, REAR_M, WHEELBASE_M = 4.5, 1.9, 1.0, 2.7
-"""Of the vehicle; its reference point is the rear axle, 1 m before its rear bumper."""
+# m/s^2; what tyres give on a dry road.
 MOST_BRAKING: Final = 9.0
-"""m/s^2; what tyres give on a dry road."""
+# m/s^2, once the newest path has ended: what Autoware's emergency stop operator brakes with by
+# default.
 NO_PLAN_BRAKING: Final = 2.5
-"""m/s^2, once the newest path has ended: what Autoware's emergency stop operator brakes with by default."""
 
 _MOST_ACCELERATION: Final = 3.0
 _STEER, _STEER_RATE = 0.5, 0.6  # rad, rad/s
@@ -255,12 +256,11 @@ class _Followed:
         return place, speed + gained * (share - 0.5) * span, gained
 
 
+# x, y, yaw, vx, vy, length and width, in the frame of the lane's points.
 Box = tuple[float, float, float, float, float, float, float]
-"""x, y, yaw, vx, vy, length and width, in the frame of the lane's points."""
 
 
 def box_of(lane: Centreline, body: Body) -> Box:
-    """Where a body is, how it moves, and how large it is."""
     x, y, heading = lane.one_at(body.s, body.d)
     cosine, sine = math.cos(heading), math.sin(heading)
     vx, vy = body.speed * cosine - body.across * sine, body.speed * sine + body.across * cosine

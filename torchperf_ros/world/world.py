@@ -17,10 +17,10 @@ from torchperf_ros.world.vehicles import DT_S, LENGTH_M, REAR_M, WIDTH_M, Vehicl
 
 _EPOCH_NS: Final = 1_700_000_000 * NS_PER_S
 _APART_NS: Final = 1_000 * NS_PER_S
+# m/s; a vehicle that is slower when it is touched has not caused that.
 STANDING: Final = 0.5
-"""m/s; a vehicle that is slower when it is touched has not caused that."""
+# Somebody at such an angle from straight ahead or more is behind, as in nuPlan.
 _BEHIND: Final = math.cos(math.radians(150.0))
-"""Somebody at such an angle from straight ahead or more is behind, as in nuPlan."""
 _CLEAR_M: Final = 12.0  # ahead of whom we have overtaken, before the route leads back
 _NEAR_S: Final = 2.5  # behind whom we overtake, when the route leads out
 _SPARE_S, _LEAST_GAIN = 5.0, 2.0  # to gain speed and to return, in s; m/s
@@ -116,7 +116,6 @@ class World:
 
     @property
     def now_s(self) -> float:
-        """Time since the beginning."""
         return self._steps * DT_S
 
     @property
@@ -299,7 +298,6 @@ class Score:
 
 
 def score_of(world: World) -> Score:
-    """The figures of a world that is over."""
     seen = world.seen
     comfortable = (
         seen.hardest <= _BRAKING
