@@ -49,7 +49,7 @@ if is_own_process():
 
 sys.meta_path.append(OldPaths())
 
-# A vehicle reports to nobody. ONNX Runtime writes a device's id and queues events for its vendor as soon as it is
+# A vehicle reports to no one. ONNX Runtime writes a device's id and queues events for its vendor as soon as it is
 # imported, OpenVINO's converter asks a server of its vendor: both look here, so this comes before any other import,
 # and processes that are started from here have it, too.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")

@@ -454,7 +454,7 @@ def start(place: Place) -> Found:
                     {key: getattr(tier, key) for key in ("name", "engine", "why", "load_s")}
                     for worker in stage.actor.pool.workers[:1]
                     if worker is not None
-                    for tier in worker.said.tiers
+                    for tier in worker.reported.tiers
                 ]
             finally:
                 stage.actor.stop()

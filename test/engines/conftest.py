@@ -98,7 +98,9 @@ class Built:
     end: str
 
     def package(self, which="static"):
-        return Path(next(message["package"] for message in self.said[which] if message["kind"] == "built"))
+        return Path(
+            next(message["package"] for message in self.reported[which] if message["kind"] == "built")
+        )
 
 
 @pytest.fixture(scope="session")

@@ -76,7 +76,7 @@ def test_given_nothing_when_loaded_then_the_tier_runs_in_eager_and_is_missing(en
         "not compiled yet",
         ["full"],
     )
-    assert (loaded.said, engines["timed"]) == ([], [])
+    assert (loaded.reported, engines["timed"]) == ([], [])
 
 
 def test_given_engines_when_built_then_the_fastest_is_taken_with_the_figures_of_all(
@@ -93,7 +93,12 @@ def test_given_engines_when_built_then_the_fastest_is_taken_with_the_figures_of_
     ((names, how),) = engines["timed"]
     assert (names, how["inner"], how["pause_s"] > 0.02) == (["eager", "aoti", "openvino"], 1, True)
     loaded = load(adapters, tmp_path)
-    assert (loaded.facts.engine, loaded.facts.why, loaded.missing, loaded.said) == ("openvino", "", [], [])
+    assert (loaded.facts.engine, loaded.facts.why, loaded.missing, loaded.reported) == (
+        "openvino",
+        "",
+        [],
+        [],
+    )
     assert loaded.facts.choice == said["choice"] == "openvino 3, aoti 6, eager 10 ms (p50, paced)"
 
 

@@ -43,13 +43,13 @@ def no_build(monkeypatch):
 
 
 def test_given_a_tier_that_cannot_be_built_when_built_then_it_says_why_and_the_others_are_built(built):
-    assert kinds(built.said["static"]) == ["failed", "built", "done"]
-    failed = next(message for message in built.said["static"] if message["kind"] == "failed")
+    assert kinds(built.reported["static"]) == ["failed", "built", "done"]
+    failed = next(message for message in built.reported["static"] if message["kind"] == "failed")
     assert failed["tier"] == "untraceable"
     assert "\n" not in failed["text"]
     assert "Traceback" in failed["detail"]
     assert built.end.startswith("the compile process ended by exit status 1")
-    assert kinds(built.said["dynamic"]) == ["built", "done"]
+    assert kinds(built.reported["dynamic"]) == ["built", "done"]
 
 
 @pytest.mark.parametrize("which", ["static", "dynamic"])

@@ -90,7 +90,7 @@ def test_given_an_engine_then_the_manifest_names_its_library_and_a_loader_takes_
         shapes=ShapeOptions("dynamic"),
     )
     assert (loaded.facts.engine, loaded.facts.why, loaded.facts.package) == (engine, "", package.stem)
-    assert (loaded.missing, loaded.said) == ([], [])
+    assert (loaded.missing, loaded.reported) == ([], [])
     for batch in (1, 5, 8):  # 8: the end of the range that the adapter declares
         loaded.run(batch)
     assert (loaded.tier.report().hits, loaded.tier.report().misses) == (3, 0)
@@ -348,7 +348,7 @@ def test_given_no_library_when_a_tier_is_loaded_then_it_runs_in_eager_and_the_co
     library = {"tensorrt": "torch-tensorrt"}.get(engine, engine)
     why = f"engine {engine} needs the package {library}: pip install 'torchperf-ros[{engine}]'"
     assert (loaded.facts.engine, loaded.facts.why, loaded.missing) == ("eager", why, [])
-    assert loaded.said == [f"tier full runs in eager: {why}"]
+    assert loaded.reported == [f"tier full runs in eager: {why}"]
 
 
 def test_given_no_exporter_when_built_then_only_the_build_fails_and_says_what_it_needs(

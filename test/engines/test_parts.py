@@ -141,4 +141,4 @@ def test_given_parts_when_loaded_then_the_facts_say_which_and_eager_runs_with_th
     none = Loaded(adapter, tmp_path, BuildOptions("compile", parts="encoder"), "split")
     assert (none.facts.engine, none.facts.parts) == ("eager", "")
     assert none.facts.why == "parts: the model has no module 'encoder'; at its top are body, head"
-    assert none.said == [f"tier split runs in eager: {none.facts.why}"]
+    assert none.reported == [f"tier split runs in eager: {none.facts.why}"]

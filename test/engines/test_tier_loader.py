@@ -31,7 +31,7 @@ class Loaded:
     """What a loader makes of one tier."""
 
     def __init__(self, adapter, cache, options=AOTI, tier="full", package="", shapes=None, **more):
-        self.said = []
+        self.reported = []
         setup = WorkerSetup(
             stage="tested",
             adapter="",
@@ -47,7 +47,7 @@ class Loaded:
             shapes=shapes or ShapeOptions(),
             **more,
         )
-        self.loader = TierLoader(adapter, setup, Device(CPU, 1), self.said.append)
+        self.loader = TierLoader(adapter, setup, Device(CPU, 1), self.reported.append)
         with torch.inference_mode():
             self.tier = self.loader.load(0)
         self.facts, self.missing = self.tier.facts, self.loader.missing
@@ -89,7 +89,7 @@ def eager_differs(loaded, batch):
 
 def test_given_a_package_in_the_cache_when_loaded_then_it_is_what_runs(load):
     loaded = load()
-    assert (loaded.facts.engine, loaded.facts.why, loaded.missing, loaded.said) == ("aoti", "", [], [])
+    assert (loaded.facts.engine, loaded.facts.why, loaded.missing, loaded.reported) == ("aoti", "", [], [])
     assert (loaded.facts.package, loaded.facts.graphs) == (loaded.package.stem, 1)
     assert eager_differs(loaded, 1) < 1e-3
     assert loaded.tier.report().hits == 1
@@ -98,7 +98,7 @@ def test_given_a_package_in_the_cache_when_loaded_then_it_is_what_runs(load):
 def test_given_no_package_for_the_model_when_loaded_then_eager_runs_and_it_is_missing(load):
     loaded = load(seed=1)
     assert (loaded.facts.engine, loaded.facts.why) == ("eager", "not compiled yet")
-    assert (loaded.missing, loaded.said) == (["full"], [])
+    assert (loaded.missing, loaded.reported) == (["full"], [])
     assert loaded.facts.package == ""
     loaded.run(1)
     assert loaded.package.exists()
@@ -106,7 +106,7 @@ def test_given_no_package_for_the_model_when_loaded_then_eager_runs_and_it_is_mi
 
 def test_given_a_package_that_is_not_as_it_should_be_then_that_is_said_and_it_is_removed_and_missing(load):
     loaded = load(prepare=lambda package: edit_identity(package, weights="0" * 64))
-    (said,) = loaded.said
+    (said,) = loaded.reported
     assert "does not fit: weights 000000000000..., wanted" in said
     assert said.endswith("; it is built anew")
     assert not loaded.package.exists()
@@ -127,7 +127,7 @@ def test_given_a_cache_that_is_somebody_elses_when_a_package_is_refused_then_the
     monkeypatch.setattr(PackageCache, "remove", refuse)
     other_package(monkeypatch, lambda x, mask: {"scores": x})
     loaded = load()
-    assert "parameter cache_dir: cannot be written" in loaded.said
+    assert "parameter cache_dir: cannot be written" in loaded.reported
     assert (loaded.facts.engine, loaded.missing) == ("eager", ["full"])
     loaded.run(1)
 
@@ -137,7 +137,7 @@ def test_given_a_package_with_other_results_when_loaded_then_it_is_refused_with_
 ):
     other_package(monkeypatch, adapters.Compiled({"seed": 1}, CPU).build("full").eval())
     loaded = load()
-    (said,) = loaded.said
+    (said,) = loaded.reported
     assert said.startswith(
         "tier full runs in eager: aoti refused: outputs differ from eager's: relative L2 "
     )
@@ -155,7 +155,12 @@ def no_code(monkeypatch, fresh_compiler):
 
 def test_given_engine_compile_when_loaded_then_it_is_compiled_here_and_checked(load, no_code):
     loaded = load(options=BuildOptions("compile"))
-    assert (loaded.facts.engine, loaded.facts.why, loaded.missing, loaded.said) == ("compile", "", [], [])
+    assert (loaded.facts.engine, loaded.facts.why, loaded.missing, loaded.reported) == (
+        "compile",
+        "",
+        [],
+        [],
+    )
     assert loaded.facts.graphs >= 1
     assert eager_differs(loaded, 1) == 0.0
     later = load(options=BuildOptions("compile"), compile=False)  # it may not compile now
@@ -170,7 +175,7 @@ def test_given_a_model_that_cannot_be_compiled_or_a_package_that_raises_then_eag
 
     monkeypatch.setattr(torch, "compile", refuse)
     loaded = load(options=BuildOptions("compile"))
-    assert loaded.said[0].startswith("tier full runs in eager: compile RuntimeError: no such operator")
+    assert loaded.reported[0].startswith("tier full runs in eager: compile RuntimeError: no such operator")
     assert (loaded.facts.engine, loaded.facts.why.split(" (")[0]) == (
         "eager",
         "RuntimeError: no such operator",
@@ -178,7 +183,9 @@ def test_given_a_model_that_cannot_be_compiled_or_a_package_that_raises_then_eag
     assert loaded.missing == []
     loaded.run(1)
     other_package(monkeypatch, lambda x, mask: 1 / 0)
-    assert load().said[0].startswith("tier full runs in eager: aoti ZeroDivisionError: division by zero")
+    assert (
+        load().reported[0].startswith("tier full runs in eager: aoti ZeroDivisionError: division by zero")
+    )
 
 
 def test_given_an_option_or_a_model_that_cannot_be_used_then_the_worker_is_told(
@@ -227,7 +234,7 @@ def test_given_a_static_package_when_other_shapes_are_asked_for_then_it_is_said_
 
     monkeypatch.setattr(torch._C._aoti, "AOTIModelPackageLoader", watched)
     loaded = load(shapes=shapes)
-    assert loaded.said == [f"tier full: {text}" for text in said]
+    assert loaded.reported == [f"tier full: {text}" for text in said]
     assert loaded.facts.engine == "aoti"
     for batch in (1, 2, 3, 8):
         assert eager_differs(loaded, batch) < 1e-3
@@ -239,7 +246,7 @@ def test_given_a_static_package_when_other_shapes_are_asked_for_then_it_is_said_
 
 def test_given_a_dynamic_package_when_sizes_vary_then_it_runs_them(load):
     loaded = load(dynamic=True, shapes=ShapeOptions("dynamic"))
-    assert (loaded.facts.engine, loaded.said) == ("aoti", [])
+    assert (loaded.facts.engine, loaded.reported) == ("aoti", [])
     for batch in range(1, 9):
         assert eager_differs(loaded, batch) < 1e-3
     loaded.run(9)
@@ -256,11 +263,11 @@ def test_given_a_users_package_then_it_runs_and_eager_answers_other_sizes_if_it_
     load, built
 ):
     loaded = load(package=built.package())
-    assert (loaded.facts.engine, loaded.said) == ("aoti", [])
+    assert (loaded.facts.engine, loaded.reported) == ("aoti", [])
     assert eager_differs(loaded, 1) < 1e-3
     assert eager_differs(loaded, 2) == 0.0
     loaded = load(package=built.package(), seed=1)  # other weights
-    assert (loaded.facts.engine, loaded.said) == ("aoti", [])
+    assert (loaded.facts.engine, loaded.reported) == ("aoti", [])
     assert eager_differs(loaded, 1) > 1e-2
     with pytest.raises(BadInput, match="not prepared, and there is no eager model"):
         loaded.run(2)
@@ -295,7 +302,7 @@ def test_given_a_users_package_with_wrong_results_when_loaded_then_eager_runs_an
     real = load_package(package, CPU)
     other_package(monkeypatch, lambda *x: tree_map_only(torch.Tensor, change, real(*x)))
     loaded = load(package=package, seed=seed)
-    (said,) = loaded.said
+    (said,) = loaded.reported
     assert said.startswith("tier full runs in eager: its package is refused: ")
     assert why in said
     assert eager_differs(loaded, 1) == 0.0

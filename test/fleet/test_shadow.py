@@ -361,7 +361,7 @@ def test_given_less_memory_than_a_worker_has_when_asked_for_room_then_the_pool_s
     why = stage.actor.pool.why_no_room()
     assert re.fullmatch(r"a worker of stage tested has \d+ MiB of its own, 1 MiB are free", why)
     monkeypatch.undo()
-    stage.actor.pool.workers[0].said.memory_bytes |= {"reserved": 64 << 20, "free": 63 << 20}
+    stage.actor.pool.workers[0].reported.memory_bytes |= {"reserved": 64 << 20, "free": 63 << 20}
     assert stage.actor.pool.why_no_room().endswith("has 64 MiB of its own on the device, 63 MiB are free")
 
 

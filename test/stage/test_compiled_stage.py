@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(600)  # a compiler's, on a machine that does ot
 def engines(stage):
     """Engine of each tier, worker by worker."""
     return [
-        [tier.engine for tier in worker.said.tiers]
+        [tier.engine for tier in worker.reported.tiers]
         for worker in stage.actor.pool.workers
         if worker is not None
     ]
@@ -117,7 +117,7 @@ def test_given_packages_that_fit_when_another_node_starts_then_it_has_them_at_on
     stage = start_own_stage(adapter="Compilable", engine=ENGINE, node={"cache_dir": str(cache)})
     assert engines(stage) == [[ENGINE, ENGINE]] * 2
     assert stage.actor.pool.rolling_update.compiling == ""
-    keys = {tier.package for worker in stage.actor.pool.workers for tier in worker.said.tiers}
+    keys = {tier.package for worker in stage.actor.pool.workers for tier in worker.reported.tiers}
     assert keys == {path.stem for path in cache.glob(f"*{SUFFIX}")}
 
 
@@ -159,12 +159,12 @@ def test_given_engine_auto_when_started_then_it_serves_in_eager_until_a_choice_i
 
     def chosen():
         workers = [worker for worker in stage.actor.pool.workers if worker is not None]
-        return all(tier.choice for worker in workers for tier in worker.said.tiers)
+        return all(tier.choice for worker in workers for tier in worker.reported.tiers)
 
     ask_until(stage, chosen, "a worker that has what was chosen is there")
     again = start_own_stage(**values, node={"cache_dir": str(cache)})
-    assert [tier.choice for tier in again.actor.pool.workers[0].said.tiers] == [
-        tier.choice for tier in stage.actor.pool.workers[0].said.tiers
+    assert [tier.choice for tier in again.actor.pool.workers[0].reported.tiers] == [
+        tier.choice for tier in stage.actor.pool.workers[0].reported.tiers
     ]
     assert again.actor.pool.rolling_update.compiling == ""
 
@@ -231,7 +231,7 @@ def test_given_a_worker_that_dies_while_packages_are_compiled_then_compiling_sta
 @pytest.fixture(scope="module")
 def package(compiled, cache, tmp_path_factory):
     """The fast tier's package under another name, with a manifest that has it for the full tier's."""
-    key = compiled.actor.pool.workers[0].said.tiers[1].package
+    key = compiled.actor.pool.workers[0].reported.tiers[1].package
     folder = tmp_path_factory.mktemp("packages")
     for ending in (SUFFIX, ".json"):
         shutil.copy(cache / f"{key}{ending}", folder / f"new{ending}")

@@ -214,7 +214,8 @@ def test_given_more_to_say_of_the_tiers_than_a_message_holds_then_the_worker_liv
     (pid,) = stage.pids
     assert stage.ask().outcome is Outcome.ON_TIME
     wait_until(
-        lambda: stage.actor.pool.workers[0].said.tiers[0].guards, lambda: "a report after the first frame"
+        lambda: stage.actor.pool.workers[0].reported.tiers[0].guards,
+        lambda: "a report after the first frame",
     )
-    assert stage.actor.pool.workers[0].said.tiers[0].guards.endswith("guard guard ")
+    assert stage.actor.pool.workers[0].reported.tiers[0].guards.endswith("guard guard ")
     assert stage.pids == [pid]

@@ -197,7 +197,7 @@ def test_given_a_worker_that_is_killed_when_asked_then_the_reason_has_signal_cau
     near.kill("again")
     assert near.death_reason() == f"worker 0 (pid {near.pid}) ended by signal SIGKILL: it was in the way"
     assert not near.usable
-    near.said.error = "what it said itself"
+    near.reported.error = "what it said itself"
     assert near.death_reason().endswith("it was in the way: what it said itself")
 
 

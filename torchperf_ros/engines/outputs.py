@@ -134,7 +134,7 @@ class Drawn(Iterator[Any]):
         self.values = [drawn(value) for value in lazy]
         self._next = iter(self.values)
 
-    def __next__(self) -> Any:  # noqa: ANN401 - whatever the model gives
+    def __next__(self) -> Any:  # noqa: ANN401 - what the model gives
         return next(self._next)
 
 

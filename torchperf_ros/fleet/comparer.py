@@ -179,7 +179,7 @@ def main() -> None:
     """The process: read pairs from stdin until it ends, and say of each what came of it."""
     (kind, tolerance, scorer), source = sys.argv[1:], sys.stdin.buffer
     rules, score = _rules(kind, float(tolerance)), _Score(json.loads(scorer), kind)
-    said, sys.stdout = sys.stdout, sys.stderr  # an adapter may print
+    reported, sys.stdout = sys.stdout, sys.stderr  # an adapter may print
     for head in source:
         seq, *sizes, packed = json.loads(head)
         base, candidate = map(source.read, sizes)
@@ -188,7 +188,7 @@ def main() -> None:
         found = Compared(
             seq, difference, _refusals(known, base, candidate), score(base, candidate), score.problem
         )
-        print(json.dumps(found), file=said, flush=True)
+        print(json.dumps(found), file=reported, flush=True)
 
 
 def _written(seq: int, base: bytes, candidate: bytes, known: Known | None) -> bytes:

@@ -128,10 +128,10 @@ class PillarNet(nn.Module):
         )
         place = torch.where(inside, place, clouds * _ROWS * _COLUMNS)  # a spare pillar, which is cut off
         fields = (x / AHEAD_M, y / BESIDE_M, z, z * z, intensity, along - column - 0.5, across - row - 0.5)
-        said = functional.relu(self.point(torch.stack((*fields, torch.ones_like(x)), dim=1)))
-        pillars = said.new_zeros(clouds * _ROWS * _COLUMNS + 1, said.shape[1])
+        reported = functional.relu(self.point(torch.stack((*fields, torch.ones_like(x)), dim=1)))
+        pillars = reported.new_zeros(clouds * _ROWS * _COLUMNS + 1, reported.shape[1])
         pillars = pillars.scatter_reduce(
-            0, place.unsqueeze(1).expand_as(said), said, "amax", include_self=True
+            0, place.unsqueeze(1).expand_as(reported), reported, "amax", include_self=True
         )
         return pillars[:-1].view(clouds, _ROWS, _COLUMNS, -1).permute(0, 3, 1, 2)
 

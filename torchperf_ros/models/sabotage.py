@@ -184,7 +184,7 @@ class SabotagedAdapter(Adapter):
         stall_ms, gil_ms: how long, defaults 200 and 100.
 
     Faults happen in `preprocess`; warm-up, calibration and `observe` are left alone. NaN travels as one
-    more model input (0 or NaN, added to the outputs), so that it comes out of the model itself whatever the
+    more model input (0 or NaN, added to the outputs), so that it comes out of the model itself with any
     engine.
     """
 

@@ -57,9 +57,9 @@ class InputWatch:
                 self._say_silence(key, why_silent(self._node, source))
 
     def _say_silence(self, key: tuple[str, str], why: str) -> None:
-        said = self.silent.setdefault(key, [])
-        is_new = why not in said
-        self.silent[key] = [*(text for text in said[-_MOST_SAID:] if text != why), why]
+        reported = self.silent.setdefault(key, [])
+        is_new = why not in reported
+        self.silent[key] = [*(text for text in reported[-_MOST_SAID:] if text != why), why]
         if is_new:
             self._node.get_logger().warning(f"no message on {key[1]} for {_SILENT_NS // NS_PER_S} s: {why}")
 
@@ -108,8 +108,8 @@ class InputWatch:
     def silences(self) -> list[Alert]:
         """A status for each input that is silent: who looks at the node later sees why, too."""
         return [
-            Alert(Level.WARN, f"perf: {stage} input", f"no message on {topic}: {said[-1]}", {})
-            for (stage, topic), said in self.silent.items()
+            Alert(Level.WARN, f"perf: {stage} input", f"no message on {topic}: {reported[-1]}", {})
+            for (stage, topic), reported in self.silent.items()
         ]
 
 

@@ -52,7 +52,7 @@ class Sources:
 
 
 class Reporter:
-    """Publishes diagnostics from the node's construction to its end, whatever its lifecycle state.
+    """Publishes diagnostics from the node's construction to its end, in every lifecycle state.
 
     Attributes:
         sources: what is reported on; replaced as a whole, so that a report sees one state of it.
@@ -242,7 +242,7 @@ class Reporter:
         status = stage_status(stage, health, rss_bytes)
         name = stage.config.name
         waits_for = {
-            topic: said[-1] for (of, topic), said in self._input_watch.silent.items() if of == name
+            topic: reported[-1] for (of, topic), reported in self._input_watch.silent.items() if of == name
         }
         trigger = next(
             (one.topic for one in self.sources.inputs if one.stage is stage and one.index == 0), ""

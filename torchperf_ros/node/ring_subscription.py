@@ -159,7 +159,7 @@ def _compare(node: Node, taker: Taker) -> None:
             raise TakeError(f"a message of {len(data)} bytes was not taken as rclpy takes it")
 
 
-def _soon(take: Callable[[], Any]) -> Any:  # noqa: ANN401 - whatever `take` gives
+def _soon(take: Callable[[], Any]) -> Any:  # noqa: ANN401 - what `take` gives
     """What it gives that is not None, which may take a moment on a machine that is full."""
     until = time.monotonic() + _CHECK_S
     while (found := take()) is None and time.monotonic() < until:

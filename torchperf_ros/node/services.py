@@ -65,7 +65,7 @@ class CaptureServices:
         name, kind = wanted
         pool = stages[name].pool
         try:
-            said = pool.capture.ask(kind, pool.workers, settled_at_ns=now_ns)
+            reported = pool.capture.ask(kind, pool.workers, settled_at_ns=now_ns)
         except ConfigError as error:
             ready_ns = [
                 worker.ready_at_ns for worker in pool.workers if worker is not None and worker.ready_at_ns
@@ -76,18 +76,18 @@ class CaptureServices:
                 self._log("info", f"{anomaly.name}: no {kind} is taken now: {error}")
         else:
             self._rule.taken(name, kind, now_ns)
-            self._log("info", f"{said}, as {anomaly.name}")
+            self._log("info", f"{reported}, as {anomaly.name}")
 
     def _answer(self, kind: str, response: Any) -> Any:  # noqa: ANN401 - rclpy's
-        said = []
+        reported = []
         for stage in self._stages():
             try:
-                said.append(stage.pool.capture.ask(kind, stage.pool.workers))
+                reported.append(stage.pool.capture.ask(kind, stage.pool.workers))
                 response.success = True
             except ConfigError as error:
-                said.append(str(error))
-        said.append("`evidence` on /diagnostics says where it is" if response.success else "")
-        response.message = "; ".join(filter(None, said)) or "no stage is configured"
+                reported.append(str(error))
+        reported.append("`evidence` on /diagnostics says where it is" if response.success else "")
+        response.message = "; ".join(filter(None, reported)) or "no stage is configured"
         return response
 
     def _record(self, _request: Any, response: Any) -> Any:  # noqa: ANN401

@@ -219,8 +219,8 @@ class _Relay:
     def _keep(self, data: bytes) -> None:
         """Have this written, after a word on what was left out before it."""
         if self._left_out:
-            said = f"{self._left_out} lines were left out here, as they were not read\n"
-            self._left_out, data = 0, said.encode() + data
+            reported = f"{self._left_out} lines were left out here, as they were not read\n"
+            self._left_out, data = 0, reported.encode() + data
         self._chunks.append(data)
         self._bytes += len(data)
 

@@ -47,7 +47,7 @@ class ReplayRecord:
         """
         self.tables = [FrameTable() for _ in stages]  # a row for each answered frame
         self.reasons: list[dict[int, str]] = [{} for _ in stages]  # why frames were not on time, by `seq`
-        self.anomalies: list[tuple[int, Alert]] = []  # what was told, with the log's time in ns
+        self.anomalies: list[tuple[int, Alert]] = []  # with the log's time in ns
         self.unkept = 0  # reasons and anomalies beyond the first 10,000 of each
         self.pending = 0  # frames that were offered to a stage and are not answered yet
         self.answered = threading.Condition()  # signalled after each answer; its lock guards `pending`

@@ -333,7 +333,9 @@ def models_summary(actors: Sequence[Stage]) -> dict[str, Any]:
     figures are not to be compared.
     """
     tiers = {
-        actor.config.name: next((each.said.tiers for each in actor.pool.everyone if each.said.tiers), ())
+        actor.config.name: next(
+            (each.reported.tiers for each in actor.pool.everyone if each.reported.tiers), ()
+        )
         for actor in actors
     }
     models = {stage: "".join(tier.model for tier in of_stage) for stage, of_stage in tiers.items()}

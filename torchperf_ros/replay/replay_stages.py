@@ -147,8 +147,8 @@ class ReplayStages:
         self.start_up_s = time.monotonic() - self._started_s
         for actor in self.actors:
             worker = next(worker for worker in actor.pool.workers if worker is not None)
-            if worker.said.missing:
-                tiers = ", ".join(worker.said.missing)
+            if worker.reported.missing:
+                tiers = ", ".join(worker.reported.missing)
                 why = "in eager, as there is no package; `torchperf compile` makes them"
                 self._say(f"{actor.config.name}: {tiers} {why}")
             actor.activate()

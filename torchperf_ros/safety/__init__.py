@@ -1,4 +1,4 @@
-"""What keeps a vehicle safe whatever the models do.
+"""What keeps a vehicle safe when the models fail.
 
 Guard, emergency lane, scenes; pure rules, no ROS, no torch.
 """

@@ -40,12 +40,12 @@ _RETURNS = (1.0, 0.6, 0.3, 0.0)  # with these shares of its speed left, the vehi
 _AS_FAST = 0.5  # m/s between the vehicle and the plan that it goes on with
 _AS_HARD = 1.0  # m/s; impacts that differ by less are the same
 _TIME_HELPS = 3.0  # m/s^2: so much of an impact is still to be avoided for each second until then
-_ROLLS = 1.0  # m/s; slower, the bend that is driven cannot be told from yaw rate and speed
+_ROLLS = 1.0  # m/s; slower, the bend that is driven does not show in yaw rate and speed
 _SHOWN_M = 1.0  # of a plan, from which on its bend counts for such a vehicle
 _EVEN = 0.1  # of all that a plan turns: its thirds differ by less in a bend of the road
 _TURNS_OFF = 0.04  # 1/m: a plan that is sharper turns off, and says nothing of the road behind
 _OWN_MOTION = {"speed", "acceleration", "lateral", "jerk", "curvature", "steering"}
-_BY_BRAKING = {"speed", "acceleration", "jerk"}  # what braking on the same path answers, whatever was found
+_BY_BRAKING = {"speed", "acceleration", "jerk"}  # what braking on the same path answers, with any finding
 
 
 class Checked(NamedTuple):
@@ -57,7 +57,7 @@ class Checked(NamedTuple):
         check: the first check that failed, out of `GUARD_CHECKS`, or the first in shadow that would; "" if
         none did. value, limit: what that check measured and the limit, in the check's unit; NaN if none
         failed.
-        shadow: what shadow checks would have said, "" if nothing.
+        shadow: what shadow checks would have found, "" if nothing.
         reason: one line for people, "" if all is well.
         ttc_s: time to collision in s, NaN where none is predicted or nothing is known.
         needed_deceleration: m/s^2 that avoid it, NaN likewise.
@@ -483,9 +483,7 @@ class Guard:
             # One trajectory to standstill, and there it ends: begun anew, from the speed of a plan, it
             # would not.
             return going.payload, GuardVerdict.STOP, "the stop goes on"
-        judgements: dict[
-            int, _Judgement
-        ] = {}  # a path that brakes fully is judged once, whatever it is called
+        judgements: dict[int, _Judgement] = {}  # a path that brakes fully is judged once, under any name
         failed: list[tuple[tuple[bool, float], _Rung]] = []
         for rung in self._ladder(path, situation, goes_on=goes_on, leaves=leaves):
             judged = judgements.get(id(rung.path))

@@ -165,7 +165,7 @@ def unreadable(path: TimedPath, ros_now_ns: int = 0, motion: Motion | None = Non
 
 
 def beyond_limits(track: Track, options: GuardOptions) -> list[Finding]:
-    """What of a plan's own motion is beyond the limits, in the order of `GUARD_CHECKS`.
+    """Which parts of a plan's own motion are beyond the limits, in the order of `GUARD_CHECKS`.
 
     Speed is that of each step between two poses; acceleration its change from step to step, at the steps'
     middles; lateral acceleration is speed times yaw rate; jerk the change of each over 0.5 s; curvature the

@@ -173,7 +173,7 @@ class Markers:
             all="ignore"
         ):  # what is too large, or no number, stays so, and is found by who places it
             centres = pose[:3] + rotated(turns, points)
-        centres[~readable] = np.nan  # nobody knows where it lies
+        centres[~readable] = np.nan  # where it lies is unknown
         return [(*centre, *place[3:]) for centre in centres.tolist()]
 
     def _end(self, at: int) -> int:
@@ -210,7 +210,7 @@ class Markers:
 def rotations(turns: Floats) -> tuple[Floats, NDArray[np.bool_]]:
     """Quaternions of length one, shape [n, 4], and which can be read; the others are no rotation.
 
-    Readable ones are 0.1 to 10 long, or zeros, which messages have where nobody set it: no rotation.
+    Readable ones are 0.1 to 10 long, or zeros, which messages have where it was not set: no rotation.
     """
     usable = np.all(np.abs(turns) <= MOST_TURN, axis=1)  # NaN compares false
     some = np.where(usable[:, None], turns, 0.0)

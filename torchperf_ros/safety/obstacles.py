@@ -2,7 +2,7 @@
 
 Oriented boxes with velocities, in a plane.
 
-Each array replaces the one before of its source. What is an object is said in `safety/markers.py`; an ARROW
+Each array replaces the one before of its source. `safety/markers.py` defines what an object is; an ARROW
 of the same `ns` and `id` says how it moves over ground: from `points[0]` to `points[1]` in m/s, turned by
 the ARROW's pose as RViz draws it.
 
@@ -102,7 +102,7 @@ class Obstacles:
         seen: where they were then; the time to respond is not known yet.
         no_velocity: of how many it is not known.
         refused: how many markers could not be read, or not all of them.
-        why: what of the first of these could not be.
+        why: which part of the first of these could not be.
         unclear: why the array does not prove that the way is free, "" if it does.
         tracks: of what has no ARROW, for the next array's velocities; None: nothing was without.
         clock: the source's.
@@ -272,7 +272,7 @@ def _tracked(
 
 
 class _Problems:
-    """What of an array's objects could not be read.
+    """Which parts of an array's objects could not be read.
 
     Each problem is of some objects. It leaves open whether the way is free, unless these are far away, or
     the object was made larger than it can be.

@@ -17,7 +17,7 @@ USABLE_AGE_S = 10.0
 
 # A coordinate in m beyond is not a place on Earth.
 MOST_M = 1e8
-# So long is a quaternion that somebody has written; a number that nobody set, or a pointer, is not.
+# The length of a quaternion that was written on purpose; unset memory or a pointer has another.
 LEAST_TURN, MOST_TURN = 0.1, 10.0
 
 _MAX_SPEED, _MAX_YAW_RATE = 100.0, 10.0  # m/s, rad/s; more is a broken odometry, not a road vehicle

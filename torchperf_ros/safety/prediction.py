@@ -26,7 +26,7 @@ STANDS = 0.5  # m/s of an obstacle; slower, its direction is noise
 _ALONG = math.cos(math.radians(30.0))  # to the way: such an obstacle drives in a lane of our road
 _ASIDE_M = 20.0  # further off the way, an obstacle is not on our road
 _ON_COURSE = 0.05  # rad between an obstacle's direction and that of its lane: 0.5 m/s aside at 10 m/s
-# rad; two ways whose directions differ by less cannot be told apart by what drives there
+# rad; two ways whose directions differ by less look the same to what drives there
 _SAME_COURSE = 0.01
 _DRIFTS = 0.34  # m/s aside; less is taken for what it is, also where nothing says where the lane leads
 _STRAYS = 0.5  # m/s aside, which keeps on course what is too slow for `_ON_COURSE`
@@ -170,7 +170,7 @@ def lefts_of_roads(off: Complex, turned: Floats, bend: float) -> tuple[Floats, F
     """How far to the left of a road places are, which leaves the origin along x and has turned beside them.
 
     A road that bends evenly is a circle. It has turned by p beside a place (x, y), seen from where it
-    begins, and passes that place at y - t to its left, t = x tan(p / 2), whatever its radius: tangents from
+    begins, and passes that place at y - t to its left, t = x tan(p / 2), for any radius: tangents from
     a point to a circle are equal. A road whose bend goes over evenly from k where it begins, as one drives
     out of a plan's last bend, is a clothoid of length S: its direction k s + (p - k S) (s / S)^2, summed up,
     leads S^2 k / 6 + S p / 3 aside. With t = S p / 2, as on a circle, that is t (2 + k S / p) / 3. A road
@@ -254,13 +254,11 @@ def course_of(lane: Lane, arc: Arc, seen: Seen) -> Course:
     """Along which ways each obstacle may go on; see above."""
     on_lane = along_lane(lane, seen)
     moves = seen.speeds >= STANDS
-    nobody = np.zeros(len(moves), np.bool_)
+    none = np.zeros(len(moves), np.bool_)
     on_arc = along_arc(arc, seen)
     if lane.both_ways:
         still = np.zeros(len(moves))
-        return Course(
-            on_lane, on_arc, still, nobody, nobody, nobody, ~nobody, nobody, nobody, nobody, False
-        )
+        return Course(on_lane, on_arc, still, none, none, none, ~none, none, none, none, False)
     slow = np.maximum(seen.speeds, STANDS)
     off_lane, off_arc = np.abs(on_lane.drift) / slow, np.abs(on_arc.drift) / slow
     is_along = moves & (np.abs(on_lane.ahead) >= _ALONG * slow) & (np.abs(on_lane.left) < _ASIDE_M)
@@ -300,12 +298,12 @@ def course_of(lane: Lane, arc: Arc, seen: Seen) -> Course:
         beside = (on_lane.ahead > 0) & (np.abs(on_arc.left) > _BESIDE_M)
         by_arc &= ~(by_lane & beside)  # in a bend of the road it bends with us
     if not lane.curved and abs(arc.bend) <= _STRAIGHT_ARC:  # then both are straight on
-        by_lane, by_arc = joined, nobody
+        by_lane, by_arc = joined, none
     by_lane |= joined
     straight = ~(by_lane | by_arc)
     bends = np.full(len(moves), arc.bend)
     course = Course(
-        along, on_arc, bends, nobody, by_lane, by_arc, straight, joined, strays, is_along, changes
+        along, on_arc, bends, none, by_lane, by_arc, straight, joined, strays, is_along, changes
     )
     return with_own_bends(course, arc, seen) if changes and np.count_nonzero(moves & ~by_arc) else course
 

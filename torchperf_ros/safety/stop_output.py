@@ -152,7 +152,7 @@ class TimedPath:
 
     @classmethod
     def parse(cls, path: bytes) -> "TimedPath":
-        """Read the CDR bytes of a `nav_msgs/msg/Path`, whatever its stamps and values are.
+        """Read the CDR bytes of a `nav_msgs/msg/Path`, with any stamps and values.
 
         Raises:
             BadInput: it has fewer than two poses or more than 10,000, they do not share one frame, a stamp

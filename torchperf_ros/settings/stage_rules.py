@@ -94,7 +94,7 @@ def parse_actions(
 
 
 def _parse_action(where: str, line: str, scenes: Sequence[str], backup: str) -> ActionRule:
-    alert, arrow, said = (part.strip() for part in line.partition(_ARROW))
+    alert, arrow, reported = (part.strip() for part in line.partition(_ARROW))
     require(
         arrow,
         f"{where} is not allowed; it has to be ALERT {_ARROW} ACTION, such as drift {_ARROW} {LOWER_TIER}",
@@ -102,7 +102,7 @@ def _parse_action(where: str, line: str, scenes: Sequence[str], backup: str) -> 
     require(
         alert in ALERTS, f"{where}: there is no alert {alert!r}; it has to be one of: {', '.join(ALERTS)}"
     )
-    action, _, scene = said.partition(" ")
+    action, _, scene = reported.partition(" ")
     require(
         action in ACTIONS,
         f"{where}: there is no action {action!r}; it has to be one of: {', '.join(ACTIONS)}",

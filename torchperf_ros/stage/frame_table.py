@@ -31,7 +31,7 @@ MEANINGS: Final = {
     "check": "the guard's verdict; null: the stage has no guard",
     "scene": "place in the parameter scenes from 1 on, 0 is default",
     "missing_inputs": "synchronised inputs without a message that fits the frame: bit n is the adapter's input n",
-    "deadline_ms": "from receipt to the deadline: the budget less what of it had passed by then",
+    "deadline_ms": "from receipt to the deadline: the budget less the part that had passed by then",
     "lateness_ms": "after (positive) or before the deadline; no reader computes it again",
     "stale": "whether the deadline had passed when its turn came",
     "stamp_ns": "header.stamp of the trigger, 0 if it has none",

@@ -175,7 +175,7 @@ def check_outputs(
         ConfigError: an output is an input, another output, or lies in no folder.
     """
 
-    def same(path: Path, other: Path) -> bool:  # whatever links there are
+    def same(path: Path, other: Path) -> bool:  # through any links
         return path.resolve() == other.resolve() or (
             path.exists() and other.exists() and path.samefile(other)
         )

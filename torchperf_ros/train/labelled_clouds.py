@@ -63,8 +63,8 @@ class LabelledCloud(NamedTuple):
 def draw_cloud(seed: int | str, number: int, *, empty: bool = False) -> LabelledCloud:
     """The cloud of this number; `empty`: with walls only."""
     drawn = random.Random(f"{seed}/{number}")
-    nobody = drawn.random() < _EMPTY or empty
-    kinds, boxes = _scene(drawn, ("wall",) if nobody else tuple(_MOST))
+    is_empty = drawn.random() < _EMPTY or empty
+    kinds, boxes = _scene(drawn, ("wall",) if is_empty else tuple(_MOST))
     heights_m = np.array([HEIGHTS_M[kind] * drawn.uniform(0.95, 1.1) for kind in kinds])
     reflects = np.array([drawn.uniform(0.05, 0.95) for _ in kinds])
     pose = Pose(0.0, 0.0, 0.0, drawn.uniform(0.0, 20.0), drawn.uniform(-0.3, 0.3))

@@ -56,9 +56,9 @@ def output_message(
     try:
         message = adapter.postprocess(outputs, messages)
     except _MISTAKES as error:
-        said, got = f"{type(error).__name__}: {error}{place_of(error, adapter)}", described(outputs)
+        reported, got = f"{type(error).__name__}: {error}{place_of(error, adapter)}", described(outputs)
         hint = f"the model of build() returns {got}; postprocess(outputs) got it whole"
-        raise PostprocessError(f"{said}; {hint}") from error
+        raise PostprocessError(f"{reported}; {hint}") from error
     if isinstance(message, bytes):
         return memoryview(message)
     if message is None:
@@ -66,9 +66,11 @@ def output_message(
     try:
         data = encode(message, kind)
     except Exception as error:  # wrong fields may lead the encoder to any
-        said = f"{described(message)}, which cannot be encoded as {kind} ({type(error).__name__}: {error})"
+        reported = (
+            f"{described(message)}, which cannot be encoded as {kind} ({type(error).__name__}: {error})"
+        )
         hint = "lists of numbers have to be numpy arrays of one dimension, of the field's type"
-        raise PostprocessError(f"postprocess gave {said}; {hint}") from error
+        raise PostprocessError(f"postprocess gave {reported}; {hint}") from error
     if why := contradiction(message, kind):
         raise InvalidOutput(f"the {kind} contradicts itself: {why}")
     return data
@@ -121,7 +123,11 @@ def contradiction(message: Any, kind: str) -> str:  # noqa: ANN401
         )
     elif kind.endswith("MultiArray") and message.layout.dim:
         found, sizes = len(message.data), [dim.size for dim in message.layout.dim]
-        said = message.layout.data_offset + math.prod(sizes)
+        reported = message.layout.data_offset + math.prod(sizes)
         labelled = set(sizes) == {1}  # one entry for each label, as in this package
-        why = "" if labelled or found >= said else f"data has {found} values; its dimensions make {said}"
+        why = (
+            ""
+            if labelled or found >= reported
+            else f"data has {found} values; its dimensions make {reported}"
+        )
     return why

@@ -86,10 +86,10 @@ def failure_of(error: BaseException, adapter: Adapter) -> tuple[Outcome, bytes]:
     return Outcome.ERROR, words + place_of(error, adapter).encode() + _last_calls(error)
 
 
-def readable(said: BaseException | str) -> bytes:
+def readable(reported: BaseException | str) -> bytes:
     """As UTF-8, of texts that hold characters which have none, and of errors that have no text."""
     try:
-        return str(said).encode(errors="replace")
+        return str(reported).encode(errors="replace")
     except BaseException as error:  # the user's class runs here
         return f"its text cannot be had: {type(error).__name__}".encode()
 

@@ -123,8 +123,10 @@ class CompileProcess:
         if code == 0:
             return ""
         self._take_output()  # what it printed since, and that was its last words
-        said = self._printed.decode(errors="replace").strip()
-        return f"the {self._name} process ended by {how_it_ended(code)}" + (f"\n{said}" if said else "")
+        reported = self._printed.decode(errors="replace").strip()
+        return f"the {self._name} process ended by {how_it_ended(code)}" + (
+            f"\n{reported}" if reported else ""
+        )
 
     def hold(self, held: bool) -> None:
         """Stop it with all that it spawned for a while, or let it go on."""

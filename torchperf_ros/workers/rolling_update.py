@@ -219,14 +219,14 @@ class RollingUpdate:
     @property
     def compiling(self) -> str:
         """What is compiled in the background, for example `compiling 2 of 3`; "" if nothing is."""
-        progress = "" if self.candidate is None else self.candidate.said.progress
+        progress = "" if self.candidate is None else self.candidate.reported.progress
         return progress if progress.startswith("compiling") else self.builder.progress
 
     def complete(self, worker: WorkerProcess) -> None:
         """A worker is ready, but not everything is compiled: have that done, once every worker is up."""
-        if worker.said.missing and self.may_compile:
+        if worker.reported.missing and self.may_compile:
             if self._config.engine != "compile":
-                self._missing = worker.said.missing
+                self._missing = worker.reported.missing
             elif not worker.setup.compiles:
                 self.renewal.ask()
 

@@ -99,24 +99,24 @@ class TierTally:
         self._out_of_memory = 0
 
     def left(self, worker: WorkerProcess) -> None:
-        self._out_of_memory += worker.said.out_of_memory
-        for kept, last in zip(self._gone, worker.said.tiers, strict=False):
+        self._out_of_memory += worker.reported.out_of_memory
+        for kept, last in zip(self._gone, worker.reported.tiers, strict=False):
             kept.update({name: kept[name] + getattr(last, name) for name in COUNTERS})
 
     def out_of_memory(self, workers: Iterable[WorkerProcess]) -> int:
         """Frames for which a tier had not enough memory."""
-        return self._out_of_memory + sum(worker.said.out_of_memory for worker in workers)
+        return self._out_of_memory + sum(worker.reported.out_of_memory for worker in workers)
 
     def rows(self, workers: Iterable[WorkerProcess]) -> list[dict[str, Any]]:
         """One row per tier, see `TierFacts`; empty before any worker is ready."""
-        said = [worker.said.tiers for worker in workers if worker.said.tiers]
-        if not said:
+        reported = [worker.reported.tiers for worker in workers if worker.reported.tiers]
+        if not reported:
             return []
         return [
             {
-                **asdict(said[0][tier]),
+                **asdict(reported[0][tier]),
                 **{
-                    name: gone[name] + sum(getattr(tiers[tier], name) for tiers in said)
+                    name: gone[name] + sum(getattr(tiers[tier], name) for tiers in reported)
                     for name in COUNTERS
                 },
             }
@@ -280,7 +280,7 @@ class WorkerPool:
             own = psutil.Process(worker.pid).memory_full_info().uss
         except psutil.Error:  # it has just died
             return ""
-        memory = worker.said.memory_bytes
+        memory = worker.reported.memory_bytes
         kinds = [("", own, psutil.virtual_memory().available)]
         if {"reserved", "free"} <= memory.keys():
             kinds.append((" on the device", memory["reserved"], memory["free"]))
@@ -504,7 +504,7 @@ class WorkerPool:
                 worker.hurry()
             timeout_s = self._start_timeout_s * (_COMPILING_TAKES if worker.setup.compiles else 1)
             if now_ns - worker.started_ns > timeout_s * NS_PER_S:
-                worker.kill(f"not ready after {timeout_s:.0f} s ({worker.said.progress})")
+                worker.kill(f"not ready after {timeout_s:.0f} s ({worker.reported.progress})")
 
     def _print_output(self, worker: WorkerProcess) -> None:
         name = f"{self.config.name} worker {worker.number} (pid {worker.pid})"
@@ -515,7 +515,7 @@ class WorkerPool:
             self._log("warn", f"{name}: and {left_out} bytes more, which are not shown")
 
     def _take(self, worker: WorkerProcess, report: Report) -> None:
-        said = worker.said
+        reported = worker.reported
         match report:
             case Description():
                 if self.description not in {None, report}:
@@ -524,14 +524,14 @@ class WorkerPool:
                     return
                 self.description = report
             case Progress(text):
-                said.progress = text
+                reported.progress = text
             case Ready(calibrations, tiers, missing):
-                said.calibrations, said.tiers, said.missing = calibrations, tiers, missing
+                reported.calibrations, reported.tiers, reported.missing = calibrations, tiers, missing
                 self._ready(worker)
             case TierReport(tiers, out_of_memory):
-                said.tiers, said.out_of_memory = tiers, out_of_memory
+                reported.tiers, reported.out_of_memory = tiers, out_of_memory
             case MemoryReport(bytes=sizes):
-                said.memory_bytes = sizes
+                reported.memory_bytes = sizes
             case Remark(text, alert=True):
                 self._tell(text)
             case Remark(text):
@@ -542,7 +542,7 @@ class WorkerPool:
                 self.capture.take(worker, report, time.monotonic_ns())
 
     def _ends(self, worker: WorkerProcess, words: LastWords) -> None:
-        worker.said.error = self.last_error = words.text
+        worker.reported.error = self.last_error = words.text
         if words.without_graphs:
             self.rolling_update.renewal.without_graphs(worker.generation)
             self._tell(f"{words.text}; the next worker runs without CUDA graphs")
@@ -557,7 +557,7 @@ class WorkerPool:
             worker.kill(refusal)
             return
         if self._calibrated is None or self._calibrated[0] != worker.generation:
-            self._calibrated = worker.generation, worker.said.calibrations
+            self._calibrated = worker.generation, worker.reported.calibrations
         worker.ready_at_ns = time.monotonic_ns()
         with self.telling:
             self.listener.worker_ready(worker)

@@ -46,7 +46,7 @@ ENDS_WITHIN_S = 5.0  # of SIGKILL; a process that has not waits for a driver or 
 
 @dataclass
 class WorkerWords:
-    """The last that a worker has said of itself, see `control`."""
+    """The last that a worker has reported of itself, see `control`."""
 
     progress: str = "starting"
     calibrations: tuple[Calibration, ...] = ()
@@ -119,14 +119,14 @@ class Backlog:
 
 
 class WorkerProcess:
-    """A process that runs one stage's model: its state, its sockets, and what it has said.
+    """A process that runs one stage's model: its state, its sockets, and what it has reported.
 
     Attributes:
         number: its place in the stage's pool, 0 or 1; 2 while it is to take another's place.
         setup: what it was given at its start; `loaded` the numbers of the tiers that it can run.
         pid: its process id; `folder` where it keeps its temporary files, which is removed with it.
         generation: of the pool's renewal in which it was started.
-        life: its state; `said` what it said of itself; `process` to signal it; `backlog` what it has not
+        life: its state; `reported` what it reported of itself; `process` to signal it; `backlog` what it has not
             handled yet.
         seq: frame that it is running, None if idle; `busy_since_ns` since when, `tier` on which, or on
             which the last one ran, None before.
@@ -161,7 +161,7 @@ class WorkerProcess:
         self.has_run = False
         self.ready_at_ns: int | None = None
         self.capturing = ""
-        self.life, self.said = WorkerLife(), WorkerWords()
+        self.life, self.reported = WorkerLife(), WorkerWords()
         self._has_priority = not setup.background
         self._folder = WorkerFolder()
         self.folder, self.loaded = self._folder.path, frozenset(setup.loaded)
@@ -241,13 +241,13 @@ class WorkerProcess:
     @property
     def calibrations(self) -> tuple[Calibration, ...]:
         """What it measured of each tier before its first frame."""
-        return self.said.calibrations
+        return self.reported.calibrations
 
     @property
     def state(self) -> str:
         """One word or phrase for `/diagnostics`."""
         if self.ready_at_ns is None:
-            return self.said.progress
+            return self.reported.progress
         if not self.usable:
             return "dead"
         if self.life.state is WorkerState.AWAY:
@@ -450,7 +450,7 @@ class WorkerProcess:
         self.life.enter(WorkerState.STUCK)
 
     def death_reason(self) -> str:
-        """Why the process ended: by whom, which signal or exit status, and the last it said."""
+        """Why the process ended: by whom, which signal or exit status, and the last it reported."""
         name = f"worker {self.number} (pid {self.pid})"
         if self.life.state is WorkerState.STUCK:
             what = f"has not ended within {ENDS_WITHIN_S:.0f} s of SIGKILL, and its place is given up"
@@ -458,8 +458,8 @@ class WorkerProcess:
         code = self._server.exit_code(self.pid)
         unknown = "an unknown cause: its fork server is gone, or does not answer"
         how = unknown if code is None else how_it_ended(code)
-        why = ": ".join(filter(None, [f"{name} ended by {how}", self.life.reason, self.said.error]))
-        printed = "" if self.said.error else self.printed.tail
+        why = ": ".join(filter(None, [f"{name} ended by {how}", self.life.reason, self.reported.error]))
+        printed = "" if self.reported.error else self.printed.tail
         return f"{why}\n{printed}" if printed else why
 
     def close(self) -> None:

@@ -30,7 +30,7 @@ def follow(
     found = []
     for second in range(start, start + seconds):
         for worker in stages[0].pool.everyone:
-            worker.said.memory_bytes = {
+            worker.reported.memory_bytes = {
                 key: round(value(second) * MIB) for key, value in dict(by_workers).items()
             }
         summed = {key: round(value(second) * MIB) for key, value in dict(by_workers).items()}

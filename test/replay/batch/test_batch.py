@@ -59,8 +59,8 @@ class Drives:
         self.options = ReplayOptions(overrides=self.values)
 
     def replay(self, *paths, **many):
-        self.said = io.StringIO()
-        console = Console(file=self.said, width=200)
+        self.reported = io.StringIO()
+        console = Console(file=self.reported, width=200)
         return replay_batch(
             paths or [self.logs],
             self.options,
@@ -113,7 +113,7 @@ def replayed(tmp_path_factory):
         {"distributed.scheduler.allowed-failures": 1}
     ):  # a lost worker takes seconds to come back
         drives.result = drives.replay()
-    drives.report = drives.said.getvalue()
+    drives.report = drives.reported.getvalue()
     return drives
 
 

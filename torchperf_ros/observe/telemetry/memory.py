@@ -128,7 +128,7 @@ def sample_memory(stages: Iterable[Stage], proportional: ProportionalMemory | No
     workers = [worker for stage in stages for worker in stage.everyone]
     by_workers: dict[str, int] = {}
     for worker in workers:
-        for key, value in worker.said.memory_bytes.items():
+        for key, value in worker.reported.memory_bytes.items():
             if key in {"free", "total"}:
                 by_workers[key] = min(by_workers.get(key, value), value)
             else:

@@ -302,10 +302,10 @@ def _rows(stage: StageState, width: int, count: int) -> list[Text]:
 
 
 def _candidate(stage: StageState, width: int) -> list[Text]:
-    if not (said := stage.values.get("candidate")):
+    if not (reported := stage.values.get("candidate")):
         return []
-    colour = "red1" if any(word in said for word in ("rolled back", "refused", "given up")) else "bold"
-    rows = [Text(line, colour) for line in textwrap.wrap(f"candidate {said}", width)]
+    colour = "red1" if any(word in reported for word in ("rolled back", "refused", "given up")) else "bold"
+    rows = [Text(line, colour) for line in textwrap.wrap(f"candidate {reported}", width)]
     rows[0].stylize("grey62", 0, len("candidate"))
     return rows + [Text(line) for line in textwrap.wrap(stage.values.get("candidate_pairs", ""), width)]
 

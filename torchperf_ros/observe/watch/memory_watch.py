@@ -236,7 +236,7 @@ class MemoryWatch:
         """The worker that has taken the most memory since it was ready, in words and as values.
 
         Both are empty if none took much. A fast leak fills the memory before its trend is certain: what is
-        said of that names the worker as well.
+        reported of that names the worker as well.
         """
         taken = [series for series in self._series if series.now.worker and series.grown_mib >= _LEAST_MIB]
         most = max(taken, key=lambda series: series.grown_mib, default=None)
@@ -314,7 +314,7 @@ def _samples(use: "MemoryUse", stages: "Sequence[Stage]", limit_mib: int) -> Ite
                 key = f"{worker.pid} resident"
                 yield _Sample(owner, key, f"resident memory {of}", rss / _MIB, rss_room, named)
             for kind, words in _SERIES.items():
-                if (used := worker.said.memory_bytes.get(kind)) is not None:
+                if (used := worker.reported.memory_bytes.get(kind)) is not None:
                     left = rss_room if kind == "history" else min(room, use.by_workers["free"] / _MIB)
                     yield _Sample(owner, f"{worker.pid} {kind}", f"{words} {of}", used / _MIB, left, named)
 

@@ -143,7 +143,7 @@ def read_golden(path: Path) -> Golden:
             frame = PublishedFrame(message.sequence, stamp_ns, message.data, schema.name if schema else "")
             frames.setdefault(channel.topic, []).append(frame)
     except Exception as error:
-        # mcap and the decompressors raise whatever damage leads them to: struct.error, ZstdError,
+        # mcap and the decompressors raise many kinds of errors on damage: struct.error, ZstdError,
         # OverflowError, ...
         raise GoldenError(
             f"golden file {path}: cannot be read ({type(error).__name__}: {error})"

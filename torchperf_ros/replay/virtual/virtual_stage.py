@@ -97,10 +97,10 @@ class VirtualPace(ReplayPace):
 class _Pool:
     """Stands in for what a stage's thread waits for (`StageWaiter`), and for its `WorkerPool`.
 
-    Nobody blocks: the pace asks when something is due, and hands it over. A worker that dies is replaced
+    Nothing blocks: the pace asks when something is due, and hands it over. A worker that dies is replaced
     after `restart_ms` of the clock and the delays of `RestartPolicy`, however long the process really takes
     to start. What is not here is the real pool's (`ring`, `description`, `start`, `stop`). It is the
-    listener of that, which closes a dead worker's descriptors after `worker_died`, when nobody may be using
+    listener of that, which closes a dead worker's descriptors after `worker_died`, when nothing may be using
     them.
     """
 
@@ -287,7 +287,7 @@ class _Worker:
     """Stands in for a `WorkerProcess` in a stage's crew.
 
     A run is computed at once, and its response kept until the virtual clock says that it is due. What
-    nobody waits for (practice) is not computed at all. The process is used with the pool's lock: until then
+    no frame waits for (practice) is not computed at all. The process is used with the pool's lock: until then
     its descriptors stay open.
 
     Attributes:
@@ -299,7 +299,7 @@ class _Worker:
     def __init__(self, process: WorkerProcess, pool: _Pool, ready_at_ns: int) -> None:
         self.number = self.pid = process.number
         self.calibrations = pool.times.calibrations()
-        self.said, self.loaded = process.said, process.loaded
+        self.reported, self.loaded = process.reported, process.loaded
         self.usable = self.hung = self.has_run = False
         self.seq: int | None = None
         self.busy_since_ns = 0

@@ -88,7 +88,7 @@ def shapes_text(inputs: Inputs) -> str:
     )
 
 
-def _find(target: str) -> Any:  # noqa: ANN401 - whatever the user's module holds
+def _find(target: str) -> Any:  # noqa: ANN401 - what the user's module holds
     place, _, name = target.rpartition(":")
     if not place or not name:
         raise InspectError(
