@@ -1,25 +1,312 @@
-"""A stage with scenes and real workers.
+"""Which scene a frame gets, and which budget: rules on a virtual clock."""
 
-A scene's tiers and budget count from the frame on that it is chosen for.
-"""
-
+import math
 import struct
 import time
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from rosbags.typesys import Stores, get_typestore
 
 from torchperf_ros.api.alert import Alert, Level
 from torchperf_ros.api.cdr import header_stamp_ns
+from torchperf_ros.api.errors import BadInput, ConfigError
+from torchperf_ros.api.messages import encode, message_class
 from torchperf_ros.api.outcome import Fallback, Health, Outcome
+from torchperf_ros.settings.config import stage_config
 from torchperf_ros.settings.scene_options import ODOMETRY
+from torchperf_ros.stage.scenes import DEFAULT, SceneChooser, situation_budget_ms
 from torchperf_ros.workers.frame_ring import FrameReader
 
+from ..safety.sensor_messages import odometry_bytes
 from .conftest import wait_until
+
+S = 1_000_000_000
+INTERSECTION, HIGHWAY, PARKING, EMERGENCY = 1, 2, 3, 4
+NAMES = ["intersection", "highway", "parking", "emergency"]
+
+
+def chooser(**values):
+    scenes = {
+        "scenes": NAMES,
+        "scene.intersection.tiers": ["fast"],
+        "scene.intersection.topic": "scene",
+        "scene.intersection.budget_ms": 30.0,
+        "scene.highway.tiers": ["full"],
+        "scene.highway.min_speed": 22.0,
+        "scene.parking.tiers": ["round", "fast"],
+        "scene.parking.max_speed": 3.0,
+        "scene.parking.topic": "scene",
+        "scene.parking.word": "car park",
+        "scene.emergency.tiers": ["fast"],
+        "scene.emergency.topic": "alarm",
+    }
+    found = SceneChooser(stage_config("seen", {"adapter": "a:B", "output": "seen", **scenes, **values}))
+    found.loaded([None])
+    return found
+
+
+@pytest.fixture
+def scenes():
+    return chooser()
+
+
+def test_given_a_stage_without_scenes_when_asked_then_it_is_default():
+    plain = SceneChooser(stage_config("seen", {"adapter": "a:B", "output": "seen"}))
+    plain.moved(30.0, 0)
+    assert plain.choose(0) == DEFAULT
+    assert plain.config.situation_inputs == ()
+
+
+@pytest.mark.parametrize(
+    ("speed", "said", "scene"),
+    [
+        (None, None, DEFAULT),
+        (math.nan, None, DEFAULT),
+        (21.9, None, DEFAULT),
+        (22.0, None, HIGHWAY),
+        (2.0, None, DEFAULT),  # slow, but nobody says that it is a car park
+        (2.0, "car park", PARKING),
+        (4.0, "car park", DEFAULT),
+        (None, "car park", DEFAULT),
+        (None, "intersection", INTERSECTION),
+        (30.0, "intersection", INTERSECTION),  # before the highway in the list
+        (30.0, "moon", HIGHWAY),
+    ],
+)
+def test_given_a_speed_and_a_word_when_asked_then_the_first_scene_that_holds_is_chosen(
+    scenes, speed, said, scene
+):
+    if speed is not None:
+        scenes.moved(speed, 0)
+    if said is not None:
+        for number in (INTERSECTION, PARKING):
+            scenes.named(number, said, 0)
+    assert scenes.choose(1) == scene
+    assert scenes.unknown == ("moon" if said == "moon" else "")
+
+
+def test_given_the_adapters_word_when_asked_then_it_is_chosen_without_any_rule(scenes):
+    scenes.word = PARKING
+    assert scenes.choose(0) == PARKING
+
+
+def test_given_messages_when_heard_then_speed_in_either_direction_and_words_count_and_others_are_refused(
+    scenes,
+):
+    index = ODOMETRY - INTERSECTION
+    assert (index, "scene", "std_msgs/msg/String") in scenes.config.situation_inputs
+    scenes.hear(ODOMETRY, odometry_bytes(speed=-30.0), 0)
+    assert scenes.choose(0) == HIGHWAY
+    said = bytes(encode(message_class("std_msgs/msg/String")(data=" intersection "), "std_msgs/msg/String"))
+    scenes.hear(index, said, 0)
+    assert scenes.choose(2 * S) == DEFAULT  # both are too old by then
+    scenes.hear(index, said, 2 * S)
+    assert scenes.choose(3 * S) == INTERSECTION
+    with pytest.raises(BadInput, match="Odometry"):
+        scenes.hear(ODOMETRY, b"", 0)
+
+
+def test_given_a_scene_without_rules_when_asked_then_only_the_adapters_word_chooses_it():
+    scenes = chooser(scenes=[*NAMES, "night"], **{"scene.night.tiers": ["round"]})
+    night = [scene.name for scene in scenes.config.scenes].index("night")
+    assert scenes.choose(0) == DEFAULT
+    scenes.word = night
+    assert scenes.choose(10 * S) == night
+    tiers = {tier for number in scenes.to_load() for tier in scenes.config.scenes[number].tiers}
+    assert scenes.tiers_to_load() == sorted(tiers)
+    assert scenes.config.tiers.index("round") in scenes.tiers_to_load()
+
+
+@pytest.mark.parametrize(("after_s", "scene"), [(1.0, HIGHWAY), (1.001, DEFAULT)])
+def test_given_a_speed_that_is_too_old_when_asked_then_it_is_unknown(scenes, after_s, scene):
+    scenes.moved(30.0, 0)
+    assert scenes.choose(round(after_s * S)) == scene
+
+
+def test_given_an_active_scene_when_the_speed_is_at_its_limit_then_it_lasts_within_a_band(scenes):
+    scenes.moved(22.0, 0)
+    assert scenes.choose(0) == HIGHWAY
+    for at_s, speed, scene in ((2, 21.6, HIGHWAY), (4, 21.4, DEFAULT), (6, 21.6, DEFAULT)):
+        scenes.moved(speed, at_s * S)
+        assert scenes.choose(at_s * S) == scene
+
+
+def test_given_a_scene_that_is_cold_when_it_holds_then_default_runs_until_it_is_loaded(scenes):
+    scenes.loaded([frozenset({0, 1, 2}), frozenset({0, 1, 2, 3})])  # one of two workers has no `round`
+    scenes.moved(1.0, 0)
+    scenes.named(PARKING, "car park", 0)
+    assert (scenes.choose(0), scenes.wanted) == (DEFAULT, PARKING)
+    scenes.loaded([None, frozenset({0, 1, 2, 3})])
+    assert scenes.choose(1) == PARKING
+
+
+def test_given_an_active_scene_when_its_tiers_are_gone_then_the_same_frame_gets_default(scenes):
+    scenes.moved(30.0, 0)
+    assert scenes.choose(0) == HIGHWAY
+    scenes.loaded([])
+    assert scenes.choose(1) == DEFAULT
+
+
+def test_given_an_emergency_when_a_scene_has_just_begun_then_it_is_chosen_at_once_and_left_later(scenes):
+    scenes.moved(30.0, 0)
+    assert scenes.choose(0) == HIGHWAY
+    scenes.named(EMERGENCY, "emergency", 1)
+    scenes.named(INTERSECTION, "intersection", 1)
+    assert scenes.choose(1) == EMERGENCY
+    scenes.named(EMERGENCY, "over", 2)
+    assert scenes.choose(2) == EMERGENCY
+    assert scenes.choose(1 + S) == INTERSECTION
+
+
+def test_given_a_forced_scene_when_asked_then_only_an_emergency_outranks_it(scenes):
+    scenes.forced = PARKING
+    scenes.moved(30.0, 0)
+    assert scenes.choose(0) == PARKING
+    scenes.named(EMERGENCY, "emergency", 1)
+    assert scenes.choose(1) == EMERGENCY
+
+
+def test_given_more_scenes_than_may_be_loaded_when_used_then_those_used_last_and_emergency_stay():
+    scenes = chooser(scenes_loaded=1)
+    assert scenes.to_load() == (DEFAULT, INTERSECTION, EMERGENCY)
+    for at_s, word in enumerate((HIGHWAY, PARKING), start=2):
+        scenes.word = word
+        scenes.choose(at_s * S)
+        assert scenes.to_load() == (DEFAULT, word, EMERGENCY)
+
+
+heard = st.none() | st.floats(0, 40) | st.sampled_from(["intersection", "car park", "over", "x"])
+steps = st.lists(
+    st.tuples(st.integers(1, 300_000_000), heard, st.integers(-1, 3)), min_size=1, max_size=200
+)
+
+
+@settings(max_examples=200)
+@given(steps=steps, hold_s=st.floats(0.1, 5.0))
+def test_given_inputs_that_flap_when_chosen_then_scenes_switch_once_in_their_time_and_emergency_at_once(
+    steps, hold_s
+):
+    scenes, now_ns, switches_ns = chooser(scene_hold_s=hold_s), 0, []
+    for waited_ns, heard, word in steps:
+        now_ns += waited_ns
+        scenes.word = word
+        if isinstance(heard, float):
+            scenes.moved(heard, now_ns)
+        elif heard is not None:
+            for number in (INTERSECTION, PARKING):
+                scenes.named(number, heard, now_ns)
+        before = scenes.active
+        if scenes.choose(now_ns) != before:
+            switches_ns.append(now_ns)
+        assert scenes.active in scenes.ready
+    gaps = [later - earlier for earlier, later in zip(switches_ns, switches_ns[1:], strict=False)]
+    assert all(gap >= hold_s * S for gap in gaps)
+    assert scenes.switches == len(switches_ns)
+    scenes.named(EMERGENCY, "emergency", now_ns)
+    assert scenes.choose(now_ns) == EMERGENCY
+
+
+# -- a budget that follows speed and time to collision
+
+
+def config(**values):
+    return stage_config(
+        "seen", {"adapter": "a:B", "output": "o", "budget_ms": 50.0, "budget_least_ms": 20.0, **values}
+    )
+
+
+@pytest.mark.parametrize(
+    ("speed", "ttc_s", "least_ms", "budget_ms"),
+    [
+        (None, None, 0.0, 50.0),
+        (0.0, None, 0.0, 50.0),
+        (15.0, None, 0.0, 35.0),
+        (30.0, None, 0.0, 20.0),
+        (60.0, None, 0.0, 20.0),
+        (None, 4.0, 0.0, 50.0),
+        (None, 2.0, 0.0, 35.0),
+        (None, 0.0, 0.0, 20.0),
+        (None, -1.0, 0.0, 20.0),
+        (15.0, 3.0, 0.0, 35.0),
+        (15.0, 1.0, 0.0, 27.5),
+        (30.0, None, 25.0, 25.0),
+        (30.0, None, 80.0, 50.0),
+    ],
+)
+def test_given_a_situation_when_asked_then_the_budget_follows_within_its_bounds(
+    speed, ttc_s, least_ms, budget_ms
+):
+    assert situation_budget_ms(config(), 50.0, speed, ttc_s, least_ms) == budget_ms
+
+
+def test_given_a_budget_that_is_not_to_follow_or_is_shorter_when_asked_then_it_stays():
+    assert situation_budget_ms(config(budget_least_ms=0.0), 50.0, 30.0, 0.0, 0.0) == 50.0
+    assert situation_budget_ms(config(), 15.0, 30.0, 0.0, 0.0) == 15.0
+
+
+unknown_or = st.none() | st.floats(0, 100)
+
+
+@given(
+    speed=unknown_or,
+    ttc_s=unknown_or,
+    faster=st.floats(0, 50),
+    nearer=st.floats(0, 50),
+    least_ms=st.floats(0, 100),
+)
+def test_given_more_danger_when_asked_then_the_budget_is_never_longer(
+    speed, ttc_s, faster, nearer, least_ms
+):
+    before = situation_budget_ms(config(), 50.0, speed, ttc_s, least_ms)
+    after = situation_budget_ms(
+        config(),
+        50.0,
+        None if speed is None else speed + faster,
+        None if ttc_s is None else ttc_s - nearer,
+        least_ms,
+    )
+    assert min(50.0, max(20.0, least_ms)) <= after <= before <= 50.0
+
+
+def test_given_a_time_to_collision_when_it_is_none_or_old_then_it_is_unknown():
+    scenes = SceneChooser(config())
+    assert scenes.ttc_s(0) is None
+    for value, known in ((1.5, 1.5), (math.nan, None), (math.inf, None)):
+        scenes.near(value, 0)
+        assert scenes.ttc_s(1_000_000_000) == known
+    scenes.near(1.5, 0)
+    assert scenes.ttc_s(1_000_000_001) is None
+
+
+@pytest.mark.parametrize("least_ms", [0.5, 50.1])
+def test_given_a_shortest_budget_that_is_none_when_read_then_it_is_refused(least_ms):
+    with pytest.raises(
+        ConfigError, match=f"budget_least_ms: {least_ms} is not allowed.*0, or from 1 to budget_ms"
+    ):
+        config(budget_least_ms=least_ms)
+
+
+def test_given_a_shortest_budget_when_inputs_are_asked_for_then_odometry_is_one():
+    assert [topic for _, topic, _ in config().situation_inputs] == ["odom"]
+
+
+def test_given_words_of_workers_when_an_older_frame_comes_late_or_the_worker_goes_then_the_newest_one_counts():
+    scenes = SceneChooser(stage_config("s", {"adapter": "m:C", "output": "o"}))
+    first, second = object(), object()
+    scenes.name(2, first, 7)
+    scenes.name(1, second, 6)
+    assert (scenes.word, scenes.word_of) == (2, first)
+    scenes.name(-1, second, 8)
+    assert (scenes.word, scenes.word_of) == (-1, second)
+    scenes.name(1, second, 9)
+    scenes.forget_word()
+    assert (scenes.word, scenes.word_of) == (-1, None)
+
 
 STORE = get_typestore(Stores.ROS2_HUMBLE)
 TIER_OFFSET = 1000.0
-S = 1_000_000_000
 SCENES = {
     "tiers": ["full", "fast"],
     "scenes": ["highway", "parking"],

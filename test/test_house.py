@@ -1,0 +1,139 @@
+"""The house does not grow unseen: how much there is of each thing, and why that may be.
+
+A number here is a bound. Who raises one writes the reason behind it, in the same commit; who makes something smaller
+lowers it. What counts is statements, which neither long lines nor short ones change.
+"""
+
+import ast
+import collections
+import dataclasses
+import functools
+import re
+from pathlib import Path
+
+import pytest
+import typer
+
+from torchperf_ros.settings.config import NODE_PARAMETERS, stage_parameters
+from torchperf_ros.tools.main import app
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "torchperf_ros"
+MOST_FILES_IN_A_FOLDER = 25
+STATEMENTS = {
+    "api": 876,
+    "settings": 1078,
+    "safety": 3199,
+    "workers": 2801,
+    "stage": 2984,
+    "engines": 2396,
+    "worker": 1309,
+    "observe": 6367,
+    "node": 2390,
+    "replay": 4204,
+    "models": 1893,
+    "tools": 3583,
+    "fleet": 3116,
+    "world": 1831,
+    "train": 1276,
+}
+"""Of each room, docstrings included."""
+OPTIONS = 208
+"""And arguments, of all commands."""
+PARAMETERS = 117
+"""Of the node and of one stage."""
+DATACLASSES = 209
+SWITCHED_OFF = 6
+"""Places where the formatter is switched off: tables."""
+PRIVATE_NAMES_IN_TESTS = 116
+"""Uses of `other._name` in tests."""
+FIGURES_OF_SPEECH = 0
+"""Words that CONVENTIONS replaces by terms and actors: told, said, what of, whatever, nobody."""
+
+
+@functools.cache
+def trees():
+    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def statements_of(room):
+    return sum(
+        isinstance(node, ast.stmt)
+        for path, tree in trees().items()
+        if path.is_relative_to(PACKAGE / room)
+        for node in ast.walk(tree)
+    )
+
+
+@pytest.mark.parametrize("room", STATEMENTS)
+def test_given_a_room_when_its_statements_are_counted_then_there_are_no_more_than_its_bound(room):
+    assert statements_of(room) <= STATEMENTS[room]
+
+
+def test_given_the_rooms_when_listed_then_each_has_a_bound():
+    assert {path.parent.name for path in PACKAGE.glob("*/__init__.py")} == set(STATEMENTS)
+
+
+def test_given_the_package_when_its_folders_are_listed_then_none_is_an_attic():
+    counts = collections.Counter(path.parent for path in [*trees(), *(ROOT / "test").rglob("*.py")])
+    assert [str(folder) for folder, count in counts.items() if count > MOST_FILES_IN_A_FOLDER] == []
+
+
+def test_given_all_classes_when_their_names_are_compared_then_each_name_means_one_thing():
+    places = collections.defaultdict(list)
+    for path, tree in trees().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(str(path.relative_to(PACKAGE)))
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def test_given_the_commands_when_their_options_are_counted_then_there_are_no_more_than_the_bound():
+    def count(command):
+        below = getattr(command, "commands", None)
+        return sum(map(count, below.values())) if below else len(command.params)
+
+    assert count(typer.main.get_command(app)) <= OPTIONS
+
+
+def test_given_the_parameters_when_counted_then_there_are_no_more_than_the_bound():
+    assert len(NODE_PARAMETERS) + len(stage_parameters("perception")) <= PARAMETERS
+
+
+def test_given_the_dataclasses_when_counted_then_there_are_no_more_than_the_bound():
+    found = [
+        node.name
+        for tree in trees().values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+        and any(dataclasses.dataclass.__name__ in ast.unparse(each) for each in node.decorator_list)
+    ]
+    assert len(found) <= DATACLASSES
+
+
+def test_given_the_code_when_searched_then_the_formatter_is_switched_off_for_tables_only():
+    found = sum(path.read_text(encoding="utf-8").count("fmt: skip") for path in trees())
+    assert found <= SWITCHED_OFF
+
+
+def test_given_the_tests_when_searched_then_few_reach_into_other_objects():
+    found = [
+        f"{path.name}:{node.lineno} {ast.unparse(node)}"
+        for path in sorted((ROOT / "test").rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute)
+        and re.match(r"_[a-z]", node.attr)
+        and ast.unparse(node.value) not in {"self", "cls"}
+    ]
+    assert len(found) <= PRIVATE_NAMES_IN_TESTS, "\n".join(found)
+
+
+def test_given_the_code_when_searched_then_its_words_have_an_actor():
+    words = re.compile(r"\b(told|said|what of|whatever|nobody)\b", re.IGNORECASE)
+    found = [
+        f"{path.relative_to(PACKAGE)}:{number} {line.strip()}"
+        for path in trees()
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if words.search(line)
+    ]
+    assert len(found) <= FIGURES_OF_SPEECH, "\n".join(found)
