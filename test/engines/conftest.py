@@ -94,7 +94,7 @@ class Built:
     """
 
     cache: PackageCache
-    said: dict
+    reported: dict
     end: str
 
     def package(self, which="static"):
