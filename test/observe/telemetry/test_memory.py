@@ -16,7 +16,7 @@ MIB = 1 << 20
 
 
 def worker(pid, **by_workers):
-    return SimpleNamespace(pid=pid, said=WorkerWords(memory_bytes=by_workers), state="idle")
+    return SimpleNamespace(pid=pid, reported=WorkerWords(memory_bytes=by_workers), state="idle")
 
 
 def test_given_a_sample_on_the_cpu_when_laid_out_then_what_is_not_measured_is_nan():
