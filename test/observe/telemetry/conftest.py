@@ -56,7 +56,7 @@ def make_worker():
             state=state,
             usable=state == "idle",
             tier=tier,
-            said=WorkerWords(
+            reported=WorkerWords(
                 memory_bytes=dict(memory_bytes),
                 tiers=tuple(TierFacts(**each) for each in facts),
                 out_of_memory=out_of_memory,
