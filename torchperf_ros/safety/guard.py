@@ -560,7 +560,7 @@ class Guard:
         if leaves and motion is not None:
             back = [_Rung(brakes, one, aside, does) for one, does in self._back(motion, situation)]
             ways = [*back]
-            if valid is not None and (braked := self._braked(valid, situation, hard)) is not None:
+            if (braked := self._braked_along_valid(valid, situation, hard)) is not None:
                 ways.append(
                     _Rung(brakes, braked, aside, f"brakes by {hard:g} m/s^2 along the last valid plan")
                 )
@@ -576,7 +576,7 @@ class Guard:
             for rung in on_same[-1:]
         ]
         yield from () if leaves else last
-        if valid is not None and (braked := self._braked(valid, situation, hardest)) is not None:
+        if (braked := self._braked_along_valid(valid, situation, hardest)) is not None:
             yield _Rung(stops, braked, aside, f"stops by {hardest:g} m/s^2 along the last valid plan")
         for rung in reversed(back):  # the hardest first
             yield rung._replace(verdict=stops, does=rung.does.replace("brakes by", "stops by"))
@@ -648,6 +648,21 @@ class Guard:
             return None
         count = min(max(len(path.stamps_ns), _STOP_POSES), _MOST_STOP_POSES)
         return path.braked(start_ns, deceleration, count, speed=self._speed(situation))
+
+    def _braked_along_valid(
+        self, valid: TimedPath | None, situation: _Situation, deceleration: float
+    ) -> TimedPath | None:
+        """The same along the last valid plan, from where the vehicle is on it.
+
+        The vehicle was braked since that plan went out, so it is behind the place that the plan has for now. Braking
+        from that place would lead it on: a vehicle that stands would be asked to stand further ahead each time.
+        """
+        if valid is None:
+            return None
+        if situation.motion is not None:
+            x, y, _ = situation.motion.after(situation.motion_age_s)
+            valid = valid.begun_at(complex(x, y), situation.ros_now_ns)
+        return self._braked(valid, situation, deceleration)
 
     @staticmethod
     def _rolls_away(path: TimedPath, situation: _Situation) -> bool:

@@ -97,6 +97,7 @@ _MOST_POSES = 200  # of a stop: 5 cm apart over the 10 m that 10 m/s take at 5 m
 _MOST_READ = 10_000
 # between two answers, beyond what a clock at up to twice the speed gains; 15 cm at 30 m/s
 _STEP_NS = 5_000_000
+_SAME_PLACE_M = 0.1  # places of a path that are as near to the vehicle
 _PLACE_BYTES = 56  # x, y, z and a quaternion, as float64
 
 
@@ -271,6 +272,25 @@ class TimedPath:
         share = _lengths(where - before) / np.where(steps > 0, steps, np.inf)
         turns = self._turned(passed, following, np.minimum(share, 1.0)[:, None])
         return replace(self, stamps_ns=stamps, points=where, turns=turns)
+
+    def begun_at(self, place: complex, now_ns: int) -> "TimedPath":
+        """The path with its clock set so that it is at `now_ns` where it comes nearest to a place (x + iy, m).
+
+        A vehicle that was braked is behind the place that an earlier plan has for now. Where the path passes
+        the place twice, as one that turns round does, the pass nearer to its own clock counts.
+        """
+        ways = self.points[:, 0] + 1j * self.points[:, 1]
+        steps = ways[1:] - ways[:-1]
+        squares = np.abs(steps) ** 2
+        along = ((place - ways[:-1]) * steps.conj()).real
+        share = np.clip(np.divide(along, squares, out=np.zeros(len(steps)), where=squares > 0), 0.0, 1.0)
+        off_m = np.abs(ways[:-1] + share * steps - place)
+        times_ns = self.stamps_ns[:-1] + np.rint(share * np.diff(self.stamps_ns)).astype(np.int64)
+        near = np.flatnonzero(off_m <= off_m.min() + _SAME_PLACE_M)
+        passes = np.split(near, np.flatnonzero(np.diff(near) > 1) + 1)
+        own = min(passes, key=lambda one: int(np.abs(times_ns[one] - now_ns).min()))
+        passed_ns = int(times_ns[own[off_m[own].argmin()]])
+        return replace(self, stamps_ns=self.stamps_ns + (now_ns - passed_ns))
 
     def cut(self, start_ns: int) -> "TimedPath":
         """What is left of the path from `start_ns` on, which lies before its last pose, with a pose at that time."""
