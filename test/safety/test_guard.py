@@ -714,19 +714,24 @@ def test_given_a_plan_that_is_over_when_checked_then_nothing_brakes_along_it(lef
     speed=st.floats(0.5, 25.0),
     braking=st.floats(0.0, 9.0),
     after_s=st.floats(0.0, 2.9),
+    aside_m=st.floats(-0.95, 0.95),
 )
 def test_given_a_vehicle_that_was_braked_when_it_stops_along_the_last_valid_plan_then_it_does_so_from_where_it_is(
-    speed, braking, after_s
+    speed, braking, after_s, aside_m
 ):
     bench = Bench(speed)
     assert bench.check(bench.plan()).verdict is GuardVerdict.ACCEPT
     braked_s = min(after_s, speed / braking if braking else math.inf)
     bench.after_s, bench.speed = after_s, speed - braking * braked_s
     x = speed * braked_s - 0.5 * braking * braked_s**2 + bench.speed * (after_s - braked_s)
-    found = bench.feel(x=x).check(None)
+    bench.feel(odometry=False)
+    own = odometry_bytes(x, aside_m, speed=bench.speed, stamp_ns=bench.ros_ns)
+    bench.guard.moved(own, bench.now_ns)
+    found = bench.check(None)
     assert found.reason == "there is no plan; stops by 8 m/s^2 along the last valid plan"
-    _, places, *_ = motion_of(found.payload)
+    _, places, asides, *_ = motion_of(found.payload)
     assert places[0] == pytest.approx(x, abs=0.01)
+    assert asides == pytest.approx(aside_m, abs=0.01)
     assert places[-1] == pytest.approx(x + bench.speed**2 / 16.0, abs=0.01)  # where it stands it stays
 
 
@@ -737,7 +742,7 @@ def test_given_a_path_that_turns_round_when_set_to_a_place_then_the_pass_that_is
     path = TimedPath.parse(plan_bytes(times_s, out, 0.0, 0.0, start_ns=START_NS))
     for now_s in (0.5, 3.5):
         now_ns = START_NS + round(now_s * S)
-        own = path.begun_at(complex(x, 0.0), now_ns)
+        own = path.begun_at(complex(x, 0.0), now_ns, 1.0)
         passes_s = (x / 5.0, 4.0 - x / 5.0)
         wanted_s = min(passes_s, key=lambda one: abs(one - now_s))
         assert own.stamps_ns[0] == pytest.approx(now_ns - wanted_s * S, abs=0.03 * S)

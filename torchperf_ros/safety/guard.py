@@ -661,7 +661,7 @@ class Guard:
             return None
         if situation.motion is not None:
             x, y, _ = situation.motion.after(situation.motion_age_s)
-            valid = valid.begun_at(complex(x, y), situation.ros_now_ns)
+            valid = valid.begun_at(complex(x, y), situation.ros_now_ns, self._options.start_tolerance_m)
         return self._braked(valid, situation, deceleration)
 
     @staticmethod

@@ -273,24 +273,30 @@ class TimedPath:
         turns = self._turned(passed, following, np.minimum(share, 1.0)[:, None])
         return replace(self, stamps_ns=stamps, points=where, turns=turns)
 
-    def begun_at(self, place: complex, now_ns: int) -> "TimedPath":
+    def begun_at(self, place: complex, now_ns: int, most_m: float) -> "TimedPath":
         """The path with its clock set so that it is at `now_ns` where it comes nearest to a place (x + iy, m).
 
-        A vehicle that was braked is behind the place that an earlier plan has for now. Where the path passes
-        the place twice, as one that turns round does, the pass nearer to its own clock counts.
+        A vehicle that was braked is behind the place that an earlier plan has for now, and one that has left it is
+        beside. By up to `most_m` the path is put where the vehicle is, so that it leads on from there in the same
+        shape: it must not ask a vehicle that stands to be elsewhere. Where the path passes the place twice, as one
+        that turns round does, the pass nearer to its own clock counts.
         """
         ways = self.points[:, 0] + 1j * self.points[:, 1]
         steps = ways[1:] - ways[:-1]
         squares = np.abs(steps) ** 2
         along = ((place - ways[:-1]) * steps.conj()).real
         share = np.clip(np.divide(along, squares, out=np.zeros(len(steps)), where=squares > 0), 0.0, 1.0)
-        off_m = np.abs(ways[:-1] + share * steps - place)
+        off = place - (ways[:-1] + share * steps)
+        off_m = np.abs(off)
         times_ns = self.stamps_ns[:-1] + np.rint(share * np.diff(self.stamps_ns)).astype(np.int64)
         near = np.flatnonzero(off_m <= off_m.min() + _SAME_PLACE_M)
         passes = np.split(near, np.flatnonzero(np.diff(near) > 1) + 1)
-        own = min(passes, key=lambda one: int(np.abs(times_ns[one] - now_ns).min()))
-        passed_ns = int(times_ns[own[off_m[own].argmin()]])
-        return replace(self, stamps_ns=self.stamps_ns + (now_ns - passed_ns))
+        same = min(passes, key=lambda one: int(np.abs(times_ns[one] - now_ns).min()))
+        own = int(same[off_m[same].argmin()])
+        points = self.points
+        if off_m[own] <= most_m:
+            points = points + (off[own].real, off[own].imag, 0.0)
+        return replace(self, points=points, stamps_ns=self.stamps_ns + (now_ns - int(times_ns[own])))
 
     def cut(self, start_ns: int) -> "TimedPath":
         """What is left of the path from `start_ns` on, which lies before its last pose, with a pose at that time."""
