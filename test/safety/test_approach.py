@@ -260,6 +260,20 @@ def test_given_a_range_sensor_or_a_slow_one_when_messages_are_far_apart_then_the
 # -- drawn drives
 
 
+@pytest.mark.parametrize(("every_s", "scans"), [(0.2, 2), (0.1, 2), (0.1, 5), (0.05, 2)])
+def test_given_a_thing_of_few_points_when_it_appears_near_then_it_threatens_as_soon_as_any_other(
+    every_s, scans
+):
+    near = [rear_of(2.5 - 4.0 * every_s * number, width_m=0.4, count=4) for number in range(scans)]
+    assert found_in(near, speed=4.0, every_s=every_s) == scans
+
+
+def test_given_scattered_points_when_a_slow_sensor_shows_them_for_long_then_they_threaten():
+    """So few messages fit into the window of a speed that their number there says nothing."""
+    near = [rear_of(0.5 - 0.1 * number, width_m=1.6, count=4) for number in range(5)]
+    assert [found_in(near[:count], speed=0.5, every_s=0.2) for count in (3, 5)] == [0, 2]
+
+
 @pytest.mark.parametrize("first", [0, 1000])
 def test_given_ordinary_traffic_when_it_is_driven_through_then_the_lane_never_stops_the_vehicle(first):
     for seed in range(first, first + DRIVES // 2):

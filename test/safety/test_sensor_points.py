@@ -258,3 +258,32 @@ def test_given_a_thing_on_such_ground_when_the_vehicle_sees_nothing_then_it_is_s
         found = left_m(seed, thing)
         assert found is not None, seed
         assert found[0] >= found[1], seed
+
+
+def rows(ahead_m, lefts_m, heights_m):
+    """Points of rows across the way, so far ahead, from left to right, each at these heights."""
+    return [[x, y, z] for x in ahead_m for y in lefts_m for z in heights_m]
+
+
+ROAD = rows(np.arange(2.5, 8.0), np.linspace(-4.0, 4.0, 17), [0.0])
+SIDES_M = [side * left_m for side in (-1, 1) for left_m in (2.6, 2.8, 3.0)]
+
+
+@pytest.mark.parametrize(
+    ("more", "thing"),
+    [
+        # A wet road gives no returns, but guard rails on both sides do, and so does a child that lies there.
+        (rows(np.arange(8.5, 20.0), SIDES_M, [0.45, 0.6]), rows([12.2], [-0.3, 0.0, 0.3], [0.25, 0.4])),
+        # The beams of few rings meet what lies right across the way at one height, far behind the last ground.
+        (
+            rows([10.5, 14.5], np.linspace(-4.0, 4.0, 17), [0.0]),
+            rows([18.0], np.linspace(-4.0, 4.0, 17), [0.35]),
+        ),
+    ],
+)
+def test_given_what_is_low_when_only_it_or_what_stands_beside_the_way_is_seen_there_then_it_is_no_ground(
+    more, thing
+):
+    found = reader("PointCloud2").read(cloud_bytes([*ROAD, *more, *thing]))
+    at_m, _, _ = thing[0]
+    assert np.count_nonzero(np.isclose(found.x, at_m)) == len(thing)

@@ -54,7 +54,8 @@ _LOOKS_S: Final = 1.0
 _LEAST_LEFT_M: Final = 0.3
 # Drops of rain and spray are seen near the vehicle. They look like a thing of a few points that nothing has
 # shown before, in the next message by chance again: less than so many times `min_points`, so many messages more.
-_NEAR_M, _FEW, _MORE_SCANS = 4.0, 2, 2
+# Few points of a leg, a dog or a pole lie closer together than drops do: those need no more messages.
+_NEAR_M, _FEW, _MORE_SCANS, _CLOSE_M = 4.0, 2, 2, 0.6
 _STEPS_KEPT: Final = 10  # between messages, from which is measured how evenly they come
 _JITTERS: Final = 2.0  # delays differ by so much of the mean distance of steps from their median
 _STEPS: Final = 40
@@ -69,8 +70,9 @@ class Thing:
         x, y: where it begins, and its middle across, in the vehicle's axes, in m.
         way_m: how far the vehicle moves until it is there.
         long_m: its length along the way; `sides_m`: the least and the most of its points to the left, in m.
-        points: how many it has.
+        size_m: how far apart its points lie, along x or y; `points`: how many it has.
         times_s, places: of the messages that showed it, in the window, and where it was, in axes that stay.
+        messages: how many have shown it, also before the window.
         threatens: in how many messages in a row it did; `shown`: the points that they had of it.
     """
 
@@ -79,9 +81,11 @@ class Thing:
     way_m: float
     long_m: float
     sides_m: tuple[float, float]
+    size_m: float
     points: int
     times_s: list[float]
     places: list[complex]
+    messages: int = 1
     threatens: int = 0
     shown: int = 0
 
@@ -153,6 +157,7 @@ class _Follower:
                 (i for i, at_s in enumerate(old.times_s) if at_s >= now_s - _WINDOW_S), len(old.times_s)
             )
             new.times_s, new.places = old.times_s[first:] + new.times_s, old.places[first:] + new.places
+            new.messages += old.messages
             new.threatens, new.shown = old.threatens, old.shown
         self.things, self._missed = found, [one for one in before if id(one) not in used]
         for one in self._missed:
@@ -260,7 +265,8 @@ class Approach:
             long_m = float(way_m[ordered[-1]]) - at_m
             sides_m = float(y[members].min()), float(y[members].max())
             place = self._place + complex(at_x, at_y) * turn
-            things.append(Thing(at_x, at_y, at_m, long_m, sides_m, len(members), [now_s], [place]))
+            size_m = max(sides_m[1] - sides_m[0], float(np.ptp(x[members])))
+            things.append(Thing(at_x, at_y, at_m, long_m, sides_m, size_m, len(members), [now_s], [place]))
         return things
 
     def _threatens(
@@ -275,7 +281,8 @@ class Approach:
         """Whether the vehicle can only just stop before it, or cannot, if it goes on as it moves."""
         known = self._known(thing)
         few = thing.way_m < _NEAR_M and thing.points < _FEW * options.min_points
-        if few and len(known.times_s) < options.scans + _MORE_SCANS:
+        scattered = few and thing.size_m > _CLOSE_M
+        if scattered and max(known.messages, thing.messages) < options.scans + _MORE_SCANS:
             return False
         if thing.way_m - speed * late_s <= options.min_length_m:
             return True

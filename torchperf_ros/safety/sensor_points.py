@@ -24,6 +24,9 @@ _FLOATS = {7: "f4", 8: "f8"}  # datatypes of `sensor_msgs/PointField`
 # the vehicle's dip together, and it is uneven by so much.
 _GROUND_M, _ACROSS_M, _RETURNS, _RINGS = 60.0, 4.0, 10, 3
 _FIRST_M, _GAP, _GRADE, _UNEVEN_M = 8.0, 0.25, 0.1, 0.05
+# Where only what stands beside the way is seen, as on a wet road, that is no ground: returns of about the same
+# height have to lie all across the way, and so many of them at most so far beside its middle.
+_ALIKE_M, _MIDDLE_M, _IN_MIDDLE = 0.1, 1.5, 3
 # So many points are enough for it. Of a larger cloud every so many are taken: primes, so that all rings are
 # among them.
 _FOR_GROUND, _EVERY = 10_000, (1, 3, 7, 13, 29)
@@ -212,8 +215,9 @@ def ground_profile(x: Floats, y: Floats, height_m: Floats, low_m: float) -> tupl
 
     A vehicle that brakes dips by a degree or two, and roads rise: 20 m ahead that is more than `low_m`. From the
     vehicle on, metre by metre, the ground is the lower part of what lies all across the way, as far as it
-    rises or falls by no more than a road does. Where it cannot be followed on, it stays at the last height. It
-    is flat where there is no such ground at all. What is narrow, or steep, is none.
+    rises or falls by no more than a road does. Where it cannot be followed on, it stays at the last height. The
+    last metre, which no further one confirms, does not rise above the one before. It is flat where there is no
+    such ground at all. What is narrow, or steep, or only beside the way, is none.
     """
     flat = [0.0], [0.0]
     ahead = np.flatnonzero(
@@ -231,10 +235,16 @@ def ground_profile(x: Floats, y: Floats, height_m: Floats, low_m: float) -> tupl
         here_m, there_m = float(x[members].mean()), float(np.partition(height_m[members], quarter)[quarter])
         if here_m - at_m[-1] > max(_FIRST_M, _GAP * here_m):
             break
+        alike = y[members[np.abs(height_m[members] - there_m) <= _ALIKE_M]]
+        if np.ptp(alike) < _ACROSS_M or np.count_nonzero(np.abs(alike) <= _MIDDLE_M) < _IN_MIDDLE:
+            continue
         if abs(there_m - up_m[-1]) <= _GRADE * (here_m - at_m[-1]) + _UNEVEN_M:
             at_m.append(here_m)
             up_m.append(there_m)
-    return (at_m, up_m) if len(at_m) > _RINGS else flat
+    if len(at_m) <= _RINGS:
+        return flat
+    up_m[-1] = min(up_m[-2:])
+    return at_m, up_m
 
 
 def read_bool(data: bytes) -> bool:
