@@ -1,6 +1,7 @@
 """The lane that the vehicle keeps, as its accepted plans have drawn it, and ways back into it."""
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,16 +20,35 @@ _SAME_M, _UNSURE = (
 )  # as near the lane's next part is to the last one, and what is added for each m beyond
 _DRIVEN = 0.3  # of a lane, before it is taken anew
 _OTHER_M = 2.5  # further aside, the vehicle is in another lane
-_LASTS_NS = 10 * NS_PER_S  # an older lane is not ours any more
+_LASTS_NS = 30 * NS_PER_S  # an older lane is not ours any more
 _BEYOND_M = 60.0  # of what was planned, a lane is known so far
 _LEAST_M = 1.0  # of a plan that says anything of a lane
 _SIDEWAYS = 2.0  # m/s^2 of a way back; max_lateral is 3
 _QUINTIC = 5.8  # its largest lateral acceleration is 5.8 v^2 / L^2 times what it leads aside
 _SHORTEST_M = 6.0  # of a way back
 _STEEPEST = 0.5  # of the direction to the lane, beyond which nothing leads back
-_EASY = 2.0  # m/s^2 of braking once the vehicle is slow enough
-_POSES, _ARC_POSES = 41, 16
+EASY = 2.0  # m/s^2 of braking once the vehicle is back
+_GAINS = 2.0  # m/s^2 of a vehicle that is too slow to return
+_TIGHTEST = 0.1  # 1/m of a way back
+_POSES, _ARC_POSES = 61, 16
 _NO_BEND = 1e-9  # 1/m
+
+
+class Returns(NamedTuple):
+    """A way back into the lane.
+
+    Attributes:
+        then: m/s that the vehicle brakes or gains to first, and keeps until it is back; 0: it returns while it
+            brakes to standstill.
+        brakes: m/s^2 of this first braking.
+        beside_s: s that it stays beside the lane at that speed.
+        stops: m/s^2 to standstill once it is back.
+    """
+
+    then: float
+    brakes: float
+    beside_s: float = 0.0
+    stops: float = EASY
 
 
 class OwnLane:
@@ -36,30 +56,55 @@ class OwnLane:
 
     def __init__(self) -> None:
         self.lane: Lane | None = None
+        self._former: Lane | None = None  # before the vehicle changed to this one
+        self._guessed = False
         self._since_ns = 0
 
     def take(self, way: Lane, bend: float, now_ns: int, *, goes_out: bool) -> None:
         """Note the way of a path, and the bend in 1/m that the vehicle drives.
 
-        Our lane goes on along a way that keeps to it. It is not taken anew before a part of it is driven:
-        step by step, it would follow a change of lanes. While none is known, it is the way of a plan that
-        looks like a road, else the bend of now. `goes_out`: the path is followed, so that the vehicle may
-        come to be in another lane.
+        Our lane goes on along a way that keeps to it, and beside a way that runs beside it. It is not taken
+        anew before a part of it is driven: step by step, it would follow a change of lanes. While none is
+        known, it is the way of a plan that looks like a road, else the bend of now, until a plan looks like a
+        road. `goes_out`: the path is followed, so that the vehicle may come to be in another lane.
         """
         if way.backward or way.both_ways or way.length < _LEAST_M:
             return
         lane = self.lane
-        if lane is not None and now_ns - self._since_ns <= _LASTS_NS:
-            if abs(complex(way.own_place[0] - lane.own_place[0])) <= _DRIVEN * lane.length:
-                return
-            s, aside_m = lane.beside(way.own_place[[0, len(way.own_place) // 2, -1]])
-            if s[0] < lane.length + _BEYOND_M:
-                keeps = (np.abs(aside_m) <= _SAME_M + _UNSURE * np.maximum(s - lane.length, 0.0)).all()
-                changed = abs(aside_m[0]) > _OTHER_M and abs(aside_m[-1] - aside_m[0]) <= _SAME_M
-                if goes_out and (changed or keeps):
-                    self.lane, self._since_ns = way, now_ns
-                return
-        if leaves_lane(way, Arc(way, bend)) < Looks.BEND:
+        if lane is None or now_ns - self._since_ns > _LASTS_NS:
+            self._begin(way, bend, now_ns)
+            return
+        driven = abs(complex(way.own_place[0] - lane.own_place[0])) > _DRIVEN * lane.length
+        if not (driven or self._guessed):
+            return
+        s, aside_m = lane.beside(way.own_place[[0, len(way.own_place) // 2, -1]])
+        if s[0] >= lane.length + _BEYOND_M:
+            self._begin(way, bend, now_ns)
+            return
+        looks = leaves_lane(way, Arc(way, bend))
+        if not goes_out or looks is Looks.CHANGE:
+            return
+        if self._guessed and looks >= Looks.BEND and abs(aside_m[0]) <= _SAME_M:
+            self.lane, self._guessed, self._since_ns = way, False, now_ns
+            return
+        if not driven:
+            return
+        if (np.abs(aside_m) <= _SAME_M + _UNSURE * np.maximum(s - lane.length, 0.0)).all():
+            if self._former is not None:
+                self._former = _beside(way, float(self._former.beside(way.own_place[:1])[1][0]))
+        elif abs(aside_m[-1] - aside_m[0]) > _SAME_M:
+            return
+        elif abs(aside_m[0]) > _OTHER_M:
+            self._former = _beside(way, float(aside_m[0]))
+        else:
+            way = _beside(way, float(aside_m[0]))
+        self.lane, self._guessed, self._since_ns = way, False, now_ns
+
+    def _begin(self, way: Lane, bend: float, now_ns: int) -> None:
+        """Take the way of a plan that looks like a road, else the bend of now."""
+        self._former = None
+        self._guessed = leaves_lane(way, Arc(way, bend)) < Looks.BEND
+        if self._guessed:
             ways = np.linspace(0.0, way.length, _ARC_POSES)
             turned = 1j * (bend or _NO_BEND) * ways
             places = way.own_place[0] + way.own_unit[0] * ways * np.expm1(turned) / np.where(
@@ -67,6 +112,16 @@ class OwnLane:
             )
             way = Lane(Track(ways, places, np.angle(way.own_unit[0]) + turned.imag), bend)
         self.lane, self._since_ns = way, now_ns
+
+    def is_theirs(self, way: Lane) -> None:
+        """Note that something comes towards a way.
+
+        Where that keeps to the lane, the lane is not ours: it is still the one that the vehicle drove in before.
+        """
+        if self._former is not None and self.lane is not None:
+            s, aside_m = self.lane.beside(way.own_place[[0, len(way.own_place) // 2, -1]])
+            if largest(np.abs(aside_m)) <= _KEEPS_M:
+                self.lane, self._former = self._former, None
 
     def leads_aside(self, way: Lane, bend: float) -> bool:
         """Whether a way leaves the lane, or is beside it.
@@ -82,42 +137,49 @@ class OwnLane:
         """How far a place is beside the lane; 0 where none is known."""
         return 0.0 if self.lane is None else abs(float(self.lane.beside(np.array([place]))[1][0]))
 
-    def back(
-        self, here: Motion, speed: float, ros_now_ns: int, hard: float, slow: float
-    ) -> TimedPath | None:
-        """Back into the lane from where the vehicle is, and to standstill.
-
-        It brakes by `hard` until it has this share of its speed left, straight on along the lane, and then
-        returns and brakes easily; at a share of 0 it returns while it brakes hard. None: there is no lane,
-        or no way back.
-        """
+    def back(self, here: Motion, speed: float, ros_now_ns: int, returns: Returns) -> TimedPath | None:
+        """Back into the lane from where the vehicle is, and to standstill; None: there is no lane, or no way back."""
         lane = self.lane
-        if lane is None or here.speed <= 0.0:
+        if lane is None or here.speed < 0.0:
             return None
         s, left, heading = (float(part[0]) for part in lane.project(np.array([complex(here.x, here.y)])))
         turned = math.remainder(here.yaw - heading, math.tau)
         if abs(math.tan(turned)) > _STEEPEST or abs(turned) > 1.0 or s > lane.length + _BEYOND_M:
             return None
-        hard_s = speed * (1.0 - slow) / hard
-        times_s = np.linspace(0.0, hard_s + slow * speed / _EASY + 0.2, _POSES)
-        begins_m = 0.0 if slow == 0.0 else speed * hard_s - 0.5 * hard * hard_s**2
-        braking_s, easy_s = (
-            np.minimum(times_s, hard_s),
-            np.clip(times_s - hard_s, 0.0, slow * speed / _EASY),
+        then, brakes = returns.then, returns.brakes
+        first_s = abs(speed - then) / (brakes if then < speed else _GAINS)
+        first_m = 0.5 * (speed + then) * first_s
+        fast = then if then > 0.0 else speed
+        over = max(
+            fast * math.sqrt(_QUINTIC * abs(left) / _SIDEWAYS),
+            1.5 * fast,
+            math.sqrt(_QUINTIC * abs(left) / _TIGHTEST),
+            _SHORTEST_M,
         )
+        begins_m = first_m + then * returns.beside_s if then > 0.0 else 0.0
+        holds_s = (begins_m - first_m + over) / then if then > 0.0 else 0.0
+        times_s = np.linspace(0.0, first_s + holds_s + then / returns.stops + 0.2, _POSES)
+        change_s = np.minimum(times_s, first_s)
+        held_s = np.clip(times_s - first_s, 0.0, holds_s)
+        last_s = np.clip(times_s - first_s - holds_s, 0.0, then / returns.stops)
+        rate = 0.0 if first_s == 0.0 else (then - speed) / first_s
         ways = (
-            speed * braking_s - 0.5 * hard * braking_s**2 + slow * speed * easy_s - 0.5 * _EASY * easy_s**2
+            (speed + 0.5 * rate * change_s) * change_s
+            + then * held_s
+            + (then - 0.5 * returns.stops * last_s) * last_s
         )
-        then = speed if slow == 0.0 else slow * speed
-        over = max(then * math.sqrt(_QUINTIC * abs(left) / _SIDEWAYS), 1.5 * then, _SHORTEST_M)
         aside, slope = _faded(left, math.tan(turned), ways, begins_m, over)
         places, headings = lane.place_at(s + ways, aside)
         yaws = headings + np.arctan(slope)
         yaws += here.yaw - yaws[0] - math.remainder(here.yaw - yaws[0], math.tau)
         points = np.stack((places.real, places.imag, np.full(_POSES, here.z)), axis=1)
-        return TimedPath.made(
-            ros_now_ns + np.rint(times_s * NS_PER_S).astype(np.int64), points, yaws, here.frame
-        )
+        stamps_ns = ros_now_ns + np.rint(times_s * NS_PER_S).astype(np.int64)
+        return TimedPath.made(stamps_ns, points, yaws, here.frame)
+
+
+def _beside(way: Lane, left_m: float) -> Lane:
+    """The lane so far to the right of a way."""
+    return Lane(Track(way.own_s, way.own_place - 1j * left_m * way.own_unit, np.angle(way.own_unit)))
 
 
 def _faded(
