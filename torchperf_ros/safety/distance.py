@@ -174,7 +174,14 @@ def roles_of(course: Course, lane: Lane, lasts_s: float, seen: Seen, options: Gu
 
 
 def closeness(
-    track: Track, widened_m: float, lane: Lane, bend: float, seen: Seen, options: GuardOptions
+    track: Track,
+    widened_m: float,
+    lane: Lane,
+    bend: float,
+    seen: Seen,
+    options: GuardOptions,
+    *,
+    changes: bool = False,
 ) -> Closeness:
     """Judge a track that begins now, along its lane.
 
@@ -185,13 +192,14 @@ def closeness(
         bend: curvature in 1/m that the vehicle drives now.
         seen: the obstacles of now.
         options: vehicle and limits.
+        changes: whether it is known to lead from one lane to another, or along a lane that is not ours.
     """
     t_s = track.t_s
     ahead = Ahead(track, widened_m, lane, Arc(lane, bend), _speeds(t_s, lane.own_steps))
     seen = _near(ahead, seen, options)
     if not len(seen.yaws):
         return Closeness()
-    course = course_of(lane, ahead.arc, seen)
+    course = course_of(lane, ahead.arc, seen, changes=changes)
     roles = roles_of(course, lane, ahead.lasts_s, seen, options)
     rows = predicted(t_s, course, _may_be_close(ahead, course, roles, seen, options), lane, ahead.arc, seen)
     finding = too_close_behind(ahead, course, roles, seen, options)

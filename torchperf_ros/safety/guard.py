@@ -448,7 +448,8 @@ class Guard:
         if "distance" in checks and bend is not None:
             if situation.no_obstacles:
                 unchecked["distance"] = situation.no_obstacles
-            close = closeness(ahead, widened_m, lane, bend, situation.seen, options)
+            left = self._own_lane.aside_m(complex(ahead.place[0])) > _IN_LANE_M
+            close = closeness(ahead, widened_m, lane, bend, situation.seen, options, changes=left)
             findings += filter(None, [close.finding])
         return _Judgement(findings, unchecked, close, lane, bend)
 
@@ -503,6 +504,8 @@ class Guard:
             judged = judgements.get(id(rung.path))
             if judged is None:
                 judged = judgements[id(rung.path)] = self._judge(rung.path, situation, rung.checks)
+            if rung.out and DEBUG:
+                print("   out", judged.closeness, [f.text for f in judged.findings])
             stop = rung.verdict is GuardVerdict.STOP
             if judged.failed(rung.checks, unless_contact=stop or rung.out) is None:
                 if leaves and not rung.last and (judged.closeness.in_way or self._leads_on(rung, judged)):

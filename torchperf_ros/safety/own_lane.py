@@ -23,6 +23,8 @@ _OTHER_M = 2.5  # further aside, the vehicle is in another lane
 _LASTS_NS = 30 * NS_PER_S  # an older lane is not ours any more
 _BEYOND_M = 60.0  # of what was planned, a lane is known so far
 _LEAST_M = 1.0  # of a plan that says anything of a lane
+_SHOWN_M = 15.0  # of one that says where the lane goes on; one that creeps aside is shorter
+_PARALLEL = 0.02  # rad, in which such a plan begins and ends as the lane beside it does
 _SIDEWAYS = 2.0  # m/s^2 of a way back; max_lateral is 3
 _QUINTIC = 5.8  # its largest lateral acceleration is 5.8 v^2 / L^2 times what it leads aside
 _SHORTEST_M = 6.0  # of a way back
@@ -87,12 +89,12 @@ class OwnLane:
         if self._guessed and looks >= Looks.BEND and abs(aside_m[0]) <= _SAME_M:
             self.lane, self._guessed, self._since_ns = way, False, now_ns
             return
-        if not driven:
+        if not driven or way.length < _SHOWN_M:
             return
         if (np.abs(aside_m) <= _SAME_M + _UNSURE * np.maximum(s - lane.length, 0.0)).all():
             if self._former is not None:
                 self._former = _beside(way, float(self._former.beside(way.own_place[:1])[1][0]))
-        elif abs(aside_m[-1] - aside_m[0]) > _SAME_M:
+        elif not self._runs_beside(lane, way, s, aside_m):
             return
         elif abs(aside_m[0]) > _OTHER_M:
             self._former = _beside(way, float(aside_m[0]))
@@ -112,6 +114,12 @@ class OwnLane:
             )
             way = Lane(Track(ways, places, np.angle(way.own_unit[0]) + turned.imag), bend)
         self.lane, self._since_ns = way, now_ns
+
+    @staticmethod
+    def _runs_beside(lane: Lane, way: Lane, s: Floats, aside_m: Floats) -> bool:
+        headings = np.interp(s[[0, -1]], lane.s, lane.heading)
+        turned = np.angle(way.own_unit[[0, -1]] * np.exp(-1j * headings))
+        return abs(aside_m[-1] - aside_m[0]) <= _SAME_M and largest(np.abs(turned)) <= _PARALLEL
 
     def is_theirs(self, way: Lane) -> None:
         """Note that something comes towards a way.

@@ -250,8 +250,8 @@ def leaves_lane(lane: Lane, arc: Arc) -> Looks:  # noqa: PLR0911 - one look afte
     return Looks.EITHER if eases else Looks.BEND
 
 
-def course_of(lane: Lane, arc: Arc, seen: Seen) -> Course:
-    """Along which ways each obstacle may go on; see above."""
+def course_of(lane: Lane, arc: Arc, seen: Seen, *, changes: bool = False) -> Course:
+    """Along which ways each obstacle may go on; see above. `changes`: the plan is known to change lanes."""
     on_lane = along_lane(lane, seen)
     moves = seen.speeds >= STANDS
     none = np.zeros(len(moves), np.bool_)
@@ -262,7 +262,7 @@ def course_of(lane: Lane, arc: Arc, seen: Seen) -> Course:
     slow = np.maximum(seen.speeds, STANDS)
     off_lane, off_arc = np.abs(on_lane.drift) / slow, np.abs(on_arc.drift) / slow
     is_along = moves & (np.abs(on_lane.ahead) >= _ALONG * slow) & (np.abs(on_lane.left) < _ASIDE_M)
-    looks = leaves_lane(lane, arc)
+    looks = Looks.CHANGE if changes else leaves_lane(lane, arc)
     changes = looks is Looks.CHANGE
     on_course = np.maximum(_ON_COURSE, _STRAYS / slow)
     as_we = on_lane.ahead > 0.0
