@@ -24,8 +24,8 @@ from torchperf_ros.safety.limits import (
     unreadable,
 )
 from torchperf_ros.safety.obstacles import Obstacles, Seen, read_obstacles, seen_now
-from torchperf_ros.safety.odometry import Motion, yaw_of
-from torchperf_ros.safety.own_lane import EASY, OwnLane, Returns
+from torchperf_ros.safety.odometry import Motion
+from torchperf_ros.safety.own_lane import IN_LANE_M, OwnLane
 from torchperf_ros.safety.source_clock import SourceClock
 from torchperf_ros.safety.stop_output import GoingStop, TimedPath
 from torchperf_ros.settings.safety_options import GuardOptions, guard_options
@@ -35,12 +35,6 @@ _JUMP_FORGOTTEN_NS = NS_PER_S  # an older plan is no longer what the vehicle fol
 _STOP_POSES, _MOST_STOP_POSES = 31, 200  # of a path that the guard makes
 _STANDS = 0.1  # m/s; slower, a vehicle has no direction of travel
 _MOVES_M = 0.001  # from one pose to the next; less is rounding
-_IN_LANE_M = 0.5  # aside of it; further, the vehicle has left it
-_RETURNS = (1.0, 0.6, 0.3)  # with these shares of its speed left, the vehicle returns to its lane
-_CREEPS = 3.0  # m/s; a slower vehicle gains so much to return
-_BESIDE_S = (1.0, 2.0, 3.0)  # for which it passes what is beside it, and returns then
-_NEXT_S = 0.3  # for which a plan is followed until the next one is judged
-DEBUG = False
 _AS_FAST = 0.5  # m/s between the vehicle and the plan that it goes on with
 _AS_HARD = 1.0  # m/s; impacts that differ by less are the same
 _TIME_HELPS = 3.0  # m/s^2: so much of an impact is still to be avoided for each second until then
@@ -49,6 +43,7 @@ _SHOWN_M = 1.0  # of a plan, from which on its bend counts for such a vehicle
 _EVEN = 0.1  # of all that a plan turns: its thirds differ by less in a bend of the road
 _TURNS_OFF = 0.04  # 1/m: a plan that is sharper turns off, and says nothing of the road behind
 _OWN_MOTION = {"speed", "acceleration", "lateral", "jerk", "curvature", "steering"}
+_OF_A_WAY_OUT = frozenset({"distance", "lateral", "curvature"})
 _BY_BRAKING = {"speed", "acceleration", "jerk"}  # what braking on the same path answers, with any finding
 
 
@@ -155,8 +150,8 @@ class _Rung(NamedTuple):
     path: TimedPath
     checks: frozenset[str]
     does: str
-    out: bool = False
-    returns: bool = False
+    returns: bool = False  # whether it leads back into the lane
+    begun: bool = False  # whether it was clear when it began, so that it may come close now
     last: bool = False  # whether it may end in the way of what comes, which is not near yet
 
     def worth(self, judged: _Judgement) -> tuple[bool, float]:
@@ -248,6 +243,7 @@ class Guard:
         # then.
         self._valid: tuple[TimedPath, int] | None = None
         self._going: GoingStop | None = None  # what was published last, if that brakes to standstill
+        # How the vehicle leaves the way of what comes, and by how much the ROS clock was ahead as above.
         self._way_out: tuple[TimedPath, int] | None = None
         self._braked_from: Motion | None = None  # the odometry that it was made of
         self._own_lane = OwnLane()
@@ -305,12 +301,8 @@ class Guard:
         act = self._options.act
         situation = self._situation(now_ns, ros_now_ns, age_ms)
         path, judged = self._read(plan, situation, stepped_ns)
-        out = None
-        if judged.closeness.in_way and judged.lane is not None:
-            self._own_lane.is_theirs(judged.lane)
-        if path is not None and not [one for one in judged.findings if one.check=="distance"]:
-            out, blocked = self._out(path, judged, situation)
-            if blocked is not None: judged.findings.append(blocked)
+        way_out, blocked = self._way_out_of(path, judged, situation)
+        judged.findings.extend(filter(None, [blocked]))
         failed = judged.failed(self._acts)
         unchecked = "; ".join(dict.fromkeys(why for check, why in judged.unchecked.items() if check in act))
         if plan is None:
@@ -320,7 +312,7 @@ class Guard:
         else:
             if path is not None:
                 self._valid, self._going = (path, ros_now_ns - now_ns), None
-                self._way_out = None if out is None else (out, ros_now_ns - now_ns)
+                self._way_out = None if way_out is None else (way_out, ros_now_ns - now_ns)
                 self._note(path, judged, situation)
                 self._keep_lane(judged, situation, goes_out=True)
             verdict = GuardVerdict.UNCHECKED if unchecked else GuardVerdict.ACCEPT
@@ -329,6 +321,7 @@ class Guard:
             return self._checked(plan, GuardVerdict.ACCEPT, judged, None, why)
         self._keep_lane(judged, situation, goes_out=False)
         leaves = judged.closeness.threatens and self._leads_aside(judged)
+        leaves |= path is None and self._way_out is not None
         payload, verdict, does = self._replacement(path, situation, goes_on=plan is not None, leaves=leaves)
         if verdict is GuardVerdict.BRAKE and not leaves:
             self._keep_lane(judged, situation, goes_out=True)
@@ -448,7 +441,7 @@ class Guard:
         if "distance" in checks and bend is not None:
             if situation.no_obstacles:
                 unchecked["distance"] = situation.no_obstacles
-            left = self._own_lane.aside_m(complex(ahead.place[0])) > _IN_LANE_M
+            left = self._own_lane.aside_m(complex(ahead.place[0])) > IN_LANE_M
             close = closeness(ahead, widened_m, lane, bend, situation.seen, options, changes=left)
             findings += filter(None, [close.finding])
         return _Judgement(findings, unchecked, close, lane, bend)
@@ -482,8 +475,44 @@ class Guard:
         if judged.lane is not None and judged.bend is not None:
             self._own_lane.take(judged.lane, judged.bend, situation.now_ns, goes_out=goes_out)
 
+    def _way_out_of(
+        self, path: TimedPath | None, judged: _Judgement, situation: _Situation
+    ) -> tuple[TimedPath | None, Finding | None]:
+        """How the vehicle would leave the way of what comes, in which this plan ends; or why it could not.
+
+        The plan is followed until the next one is judged, so from there a way has to lead back into the lane. What
+        comes need not brake for it. A planner that begins anew with each plan may never do what each plan says.
+        """
+        motion, lane, options = situation.motion, judged.lane, self._options
+        if path is None or motion is None or lane is None or lane.backward or not judged.closeness.in_way:
+            return None, None
+        self._own_lane.is_theirs(lane)
+        if judged.closeness.finding is not None:
+            return None, None
+        track = Track.of(path, situation.ros_now_ns, motion, situation.motion_age_s).from_now()
+        finding, tried = None, False
+        for out in self._own_lane.ways_out(
+            track, motion, situation.ros_now_ns, options.rss_brake, options.max_deceleration
+        ):
+            found, tried = self._judge(out, situation, _OF_A_WAY_OUT), True
+            if not found.findings and not found.closeness.in_way:
+                return out, None
+            finding = next((one for one in found.findings if one.check == "distance"), finding)
+        if not tried:
+            return None, None
+        text = "ends in the way of what comes towards it, and no way back into its lane is clear"
+        if finding is None:
+            return None, Finding("distance", math.nan, math.nan, text)
+        return None, Finding("distance", finding.value, finding.limit, f"{text}: that {finding.text}")
+
     def _leads_on(self, rung: _Rung, judged: _Judgement) -> bool:
-        return rung.verdict is GuardVerdict.REBASED and self._leads_aside(judged)
+        """Whether an earlier plan ends beside the lane."""
+        way = judged.lane
+        return (
+            rung.verdict is GuardVerdict.REBASED
+            and way is not None
+            and self._own_lane.aside_m(complex(way.own_place[-1])) > IN_LANE_M
+        )
 
     def _leads_aside(self, judged: _Judgement) -> bool:
         lane, bend = judged.lane, judged.bend
@@ -504,14 +533,12 @@ class Guard:
             judged = judgements.get(id(rung.path))
             if judged is None:
                 judged = judgements[id(rung.path)] = self._judge(rung.path, situation, rung.checks)
-            if rung.out and DEBUG:
-                print("   out", judged.closeness, [f.text for f in judged.findings])
             stop = rung.verdict is GuardVerdict.STOP
-            if judged.failed(rung.checks, unless_contact=stop or rung.out) is None:
+            if judged.failed(rung.checks, unless_contact=stop or rung.begun) is None:
                 if leaves and not rung.last and (judged.closeness.in_way or self._leads_on(rung, judged)):
                     continue  # something comes there, or what was accepted once leaves the lane as well
                 self._published = None
-                if rung.returns:
+                if rung.returns:  # as a whole: begun anew with each plan, it would never be over
                     self._way_out = (rung.path, situation.ros_now_ns - situation.now_ns)
                 if not stop:
                     self._note(rung.path, judged, situation)
@@ -562,10 +589,9 @@ class Guard:
             if one
         ]
         yield from () if leaves else on_same
-        if leaves and self._way_out is not None:
-            out = self._way_out[0].moved(situation.ros_now_ns - situation.now_ns - self._way_out[1])
-            if out.stamps_ns[0] <= now_ns < out.stamps_ns[-1] - 10_000_000 and self._as_fast_as(out, situation):
-                yield _Rung(brakes, out.cut(now_ns), options.act & {"start", "distance"}, "returns to its lane on the way that was clear", out=True)
+        if leaves and (out := self._rest_of_way_out(situation)) is not None:
+            does = "goes on back into its lane"
+            yield _Rung(brakes, out, options.act & {"start", "distance"}, does, returns=True, begun=True)
         valid = self._last_valid(situation)
         still_ns = now_ns + options.start_tolerance_s * NS_PER_S
         goes_on = goes_on and (
@@ -583,7 +609,12 @@ class Guard:
         if leaves and motion is not None:
             x, y, yaw = motion.after(situation.motion_age_s)
             here = replace(motion, x=x, y=y, yaw=yaw)
-            back = [_Rung(brakes, one, aside, does, returns=True) for one, does in self._back(here, self._speed(situation) or 0.0, now_ns)]
+            back = [
+                _Rung(brakes, one, aside, does, returns=True)
+                for one, does in self._own_lane.ways_back(
+                    here, self._speed(situation) or 0.0, now_ns, hard, hardest
+                )
+            ]
             ways = [*back]
             if (braked := self._braked_along_valid(valid, situation, hard)) is not None:
                 ways.append(
@@ -615,72 +646,19 @@ class Guard:
             )
         yield from last if leaves else ()
 
+    def _rest_of_way_out(self, situation: _Situation) -> TimedPath | None:
+        """What is left of the way out of the way of what comes, in the ROS time of now."""
+        if self._way_out is None:
+            return None
+        path, ahead_ns = self._way_out
+        path, now_ns = path.moved(situation.ros_now_ns - situation.now_ns - ahead_ns), situation.ros_now_ns
+        leads_on = path.stamps_ns[0] <= now_ns < path.stamps_ns[-2]
+        return path.cut(now_ns) if leads_on and self._as_fast_as(path, situation) else None
+
     def _as_fast_as(self, path: TimedPath, situation: _Situation) -> bool:
         """Whether the vehicle, which was braked meanwhile, is still as fast as a path is now."""
         speed = self._speed(situation)
         return speed is None or abs(path.speed_at(situation.ros_now_ns) - speed) <= _AS_FAST
-
-    def _back(self, here: Motion, speed: float, ros_now_ns: int) -> Iterator[tuple[TimedPath, str]]:
-        """Ways back into the lane that the vehicle has left, or to standstill in the one that it keeps."""
-        hard, hardest = self._options.rss_brake, self._options.max_deceleration
-        if self._own_lane.aside_m(complex(here.x, here.y)) <= _IN_LANE_M:
-            kinds = [(Returns(0.0, by), f"brakes by {by:g} m/s^2 in its lane") for by in (hard, hardest)]
-        else:
-            kinds = [*self._returns(speed, hard), (Returns(0.0, hard), "returns to its lane and brakes")]
-        for returns, does in kinds:
-            path = self._own_lane.back(here, speed, ros_now_ns, returns)
-            if path is not None:
-                yield path, does
-
-    @staticmethod
-    def _returns(speed: float, hard: float) -> Iterator[tuple[Returns, str]]:
-        """Ways back that end in the lane, the fastest first."""
-        for then, stops in [(max(speed, _CREEPS), EASY)] + [
-            (max(share * speed, _CREEPS), hard) for share in _RETURNS
-        ]:
-            yield Returns(then, hard, 0.0, stops), f"returns to its lane at {then:.3g} m/s and brakes"
-        for beside_s in _BESIDE_S if speed > _CREEPS else ():
-            does = f"passes what is beside it, returns to its lane after {beside_s:g} s and brakes"
-            yield Returns(speed, hard, beside_s), does
-
-    def _out(self, path: TimedPath, judged: _Judgement, situation: _Situation) -> tuple[TimedPath | None, Finding | None]:
-        """Along a plan that ends in the way of what comes for a moment, and then back into the lane.
-
-        Until the next plan the vehicle follows this one, so it must be able to return from there.
-        """
-        motion = situation.motion
-        if motion is None or not judged.closeness.in_way or judged.lane is None or judged.lane.backward:
-            return None, None
-        if self._own_lane.lane is None:
-            return None, None
-        track = Track.of(path, situation.ros_now_ns, motion, situation.motion_age_s).from_now()
-        before = track.t_s < _NEXT_S
-        place, yaw = track.at(_NEXT_S)
-        earlier, _ = track.at(_NEXT_S - 0.1)
-        later, _ = track.at(_NEXT_S + 0.1)
-        here = replace(motion, x=place.real, y=place.imag, yaw=yaw, speed=abs(later-earlier)/0.2)
-        next_ns = situation.ros_now_ns + round(_NEXT_S * NS_PER_S)
-        finding = None
-        tried = []
-        for back, _ in self._back(here, here.speed, next_ns):
-            at = track.place[before]
-            points = np.stack((at.real, at.imag, np.full(len(at), motion.z)), axis=1)
-            yaws = np.append(track.yaw[before], yaw_of(*back.turns.T))
-            stamps = situation.ros_now_ns + np.rint(track.t_s[before] * NS_PER_S).astype(np.int64)
-            out = TimedPath.made(
-                np.append(stamps, back.stamps_ns), np.vstack((points, back.points)), yaws, motion.frame
-            )
-            found = self._judge(out, situation, frozenset(("distance", "lateral", "curvature")))
-            if not found.findings and not found.closeness.in_way:
-                return out, None
-            tried.append((_, [f.check+f.text for f in found.findings], found.closeness.in_way))
-            finding = next(iter(found.findings), finding)
-        if DEBUG: print("   no way out", tried)
-        text = "ends in the way of what comes towards it, and no way back into its lane is clear"
-        if finding is not None:
-            text += f": that {finding.text}"
-            return None, Finding("distance", finding.value, finding.limit, text)
-        return None, Finding("distance", math.nan, math.nan, text)
 
     def _last_valid(self, situation: _Situation) -> TimedPath | None:
         """The last plan that was accepted, in the ROS time of now.

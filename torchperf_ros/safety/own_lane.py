@@ -1,6 +1,8 @@
 """The lane that the vehicle keeps, as its accepted plans have drawn it, and ways back into it."""
 
 import math
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -9,10 +11,11 @@ from numpy.typing import NDArray
 from torchperf_ros.api.clock import NS_PER_S
 from torchperf_ros.safety.lane import Lane
 from torchperf_ros.safety.limits import Floats, Track, largest
-from torchperf_ros.safety.odometry import Motion
+from torchperf_ros.safety.odometry import Motion, yaw_of
 from torchperf_ros.safety.prediction import Arc, Looks, leaves_lane
 from torchperf_ros.safety.stop_output import TimedPath
 
+IN_LANE_M = 0.5  # aside of it; further, the vehicle has left it
 _KEEPS_M = 0.5  # a plan that leads no further aside keeps the lane
 _SAME_M, _UNSURE = (
     0.3,
@@ -29,7 +32,13 @@ _SIDEWAYS = 2.0  # m/s^2 of a way back; max_lateral is 3
 _QUINTIC = 5.8  # its largest lateral acceleration is 5.8 v^2 / L^2 times what it leads aside
 _SHORTEST_M = 6.0  # of a way back
 _STEEPEST = 0.5  # of the direction to the lane, beyond which nothing leads back
-EASY = 2.0  # m/s^2 of braking once the vehicle is back
+_EASY = 2.0  # m/s^2 of braking once the vehicle is back
+# A vehicle keeps such shares of its speed to return, and brakes by so many m/s^2 once it is back.
+_SHARES = ((1.0, 2.0), (1.0, 6.0), (0.6, 6.0), (0.3, 6.0))
+_CREEPS = 3.0  # m/s; a slower vehicle gains so much to return
+_BESIDE_S = (1.0, 2.0, 3.0)  # for which it passes what is beside it
+_NEXT_S = 0.3  # for which a plan is followed until the next one is judged: two periods and a response
+_NEAR_S = 0.1  # around a time, in which a speed is found
 _GAINS = 2.0  # m/s^2 of a vehicle that is too slow to return
 _TIGHTEST = 0.1  # 1/m of a way back
 _POSES, _ARC_POSES = 61, 16
@@ -50,7 +59,7 @@ class Returns(NamedTuple):
     then: float
     brakes: float
     beside_s: float = 0.0
-    stops: float = EASY
+    stops: float = _EASY
 
 
 class OwnLane:
@@ -121,6 +130,12 @@ class OwnLane:
         turned = np.angle(way.own_unit[[0, -1]] * np.exp(-1j * headings))
         return abs(aside_m[-1] - aside_m[0]) <= _SAME_M and largest(np.abs(turned)) <= _PARALLEL
 
+    @property
+    def _known_m(self) -> float:
+        """How far beyond what was planned the lane is known: in a bend, for as long as that might end unseen."""
+        bend = 0.0 if self.lane is None else abs(self.lane.last_bend)
+        return min(_BEYOND_M, math.sqrt(2.0 * IN_LANE_M / bend)) if bend else _BEYOND_M
+
     def is_theirs(self, way: Lane) -> None:
         """Note that something comes towards a way.
 
@@ -145,14 +160,59 @@ class OwnLane:
         """How far a place is beside the lane; 0 where none is known."""
         return 0.0 if self.lane is None else abs(float(self.lane.beside(np.array([place]))[1][0]))
 
-    def back(self, here: Motion, speed: float, ros_now_ns: int, returns: Returns) -> TimedPath | None:
+    def ways_out(
+        self, track: Track, motion: Motion, ros_now_ns: int, hard: float, hardest: float
+    ) -> Iterator[TimedPath]:
+        """Along a plan from now on until the next one is judged, and then back, each way that there is."""
+        place, yaw = track.at(_NEXT_S)
+        near = [track.at(_NEXT_S + off_s)[0] for off_s in (-_NEAR_S, _NEAR_S)]
+        speed = abs(near[1] - near[0]) / (2.0 * _NEAR_S)
+        here = replace(motion, x=place.real, y=place.imag, yaw=yaw, speed=speed)
+        first = track.t_s < _NEXT_S
+        places = track.place[first]
+        points = np.stack((places.real, places.imag, np.full(len(places), motion.z)), axis=1)
+        stamps_ns = ros_now_ns + np.rint(track.t_s[first] * NS_PER_S).astype(np.int64)
+        next_ns = ros_now_ns + round(_NEXT_S * NS_PER_S)
+        for back, _ in self.ways_back(here, speed, next_ns, hard, hardest):
+            yield TimedPath.made(
+                np.append(stamps_ns, back.stamps_ns),
+                np.vstack((points, back.points)),
+                np.append(track.yaw[first], yaw_of(*back.turns.T)),
+                motion.frame,
+            )
+
+    def ways_back(
+        self, here: Motion, speed: float, ros_now_ns: int, hard: float, hardest: float
+    ) -> Iterator[tuple[TimedPath, str]]:
+        """Ways back into the lane that the vehicle has left, or to standstill in the one that it keeps.
+
+        And what each does, in words.
+        """
+        if self.aside_m(complex(here.x, here.y)) <= IN_LANE_M:
+            ways = [(Returns(0.0, by), f"brakes by {by:g} m/s^2 in its lane") for by in (hard, hardest)]
+        else:
+            ways = [
+                (Returns(then, hard, 0.0, stops), f"returns to its lane at {then:.3g} m/s and brakes")
+                for share, stops in _SHARES
+                for then in (max(share * speed, _CREEPS),)
+            ]
+            ways += [
+                (Returns(speed, hard, s), f"passes what is beside it for {s:g} s, returns and brakes")
+                for s in (_BESIDE_S if speed > _CREEPS else ())
+            ]
+            ways.append((Returns(0.0, hard), "returns to its lane and brakes"))
+        for way, does in ways:
+            if (path := self._back(here, speed, ros_now_ns, way)) is not None:
+                yield path, does
+
+    def _back(self, here: Motion, speed: float, ros_now_ns: int, returns: Returns) -> TimedPath | None:
         """Back into the lane from where the vehicle is, and to standstill; None: there is no lane, or no way back."""
         lane = self.lane
         if lane is None or here.speed < 0.0:
             return None
         s, left, heading = (float(part[0]) for part in lane.project(np.array([complex(here.x, here.y)])))
         turned = math.remainder(here.yaw - heading, math.tau)
-        if abs(math.tan(turned)) > _STEEPEST or abs(turned) > 1.0 or s > lane.length + _BEYOND_M:
+        if abs(math.tan(turned)) > _STEEPEST or abs(turned) > 1.0 or s > lane.length + self._known_m:
             return None
         then, brakes = returns.then, returns.brakes
         first_s = abs(speed - then) / (brakes if then < speed else _GAINS)
