@@ -22,6 +22,7 @@ from torchperf_ros.safety.prediction import (
     Arc,
     Course,
     Flags,
+    Road,
     Rows,
     certain_drift,
     course_of,
@@ -181,7 +182,7 @@ def closeness(
     seen: Seen,
     options: GuardOptions,
     *,
-    changes: bool = False,
+    road: Road | None = None,
 ) -> Closeness:
     """Judge a track that begins now, along its lane.
 
@@ -192,14 +193,17 @@ def closeness(
         bend: curvature in 1/m that the vehicle drives now.
         seen: the obstacles of now.
         options: vehicle and limits.
-        changes: whether it is known to lead from one lane to another, or along a lane that is not ours.
+        road: of a plan that begins beside our lane, and so changes lanes: how that leads there.
     """
     t_s = track.t_s
-    ahead = Ahead(track, widened_m, lane, Arc(lane, bend), _speeds(t_s, lane.own_steps))
+    arc = Arc(lane, bend)
+    if road is not None:
+        arc.travel, arc.bend = road
+    ahead = Ahead(track, widened_m, lane, arc, _speeds(t_s, lane.own_steps))
     seen = _near(ahead, seen, options)
     if not len(seen.yaws):
         return Closeness()
-    course = course_of(lane, ahead.arc, seen, changes=changes)
+    course = course_of(lane, ahead.arc, seen, changes=road is not None)
     roles = roles_of(course, lane, ahead.lasts_s, seen, options)
     rows = predicted(t_s, course, _may_be_close(ahead, course, roles, seen, options), lane, ahead.arc, seen)
     finding = too_close_behind(ahead, course, roles, seen, options)

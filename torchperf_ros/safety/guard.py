@@ -43,6 +43,7 @@ _SHOWN_M = 1.0  # of a plan, from which on its bend counts for such a vehicle
 _EVEN = 0.1  # of all that a plan turns: its thirds differ by less in a bend of the road
 _TURNS_OFF = 0.04  # 1/m: a plan that is sharper turns off, and says nothing of the road behind
 _OWN_MOTION = {"speed", "acceleration", "lateral", "jerk", "curvature", "steering"}
+DEBUG = False
 _OF_A_WAY_OUT = frozenset({"distance", "lateral", "curvature"})
 _BY_BRAKING = {"speed", "acceleration", "jerk"}  # what braking on the same path answers, with any finding
 
@@ -441,8 +442,8 @@ class Guard:
         if "distance" in checks and bend is not None:
             if situation.no_obstacles:
                 unchecked["distance"] = situation.no_obstacles
-            left = self._own_lane.aside_m(complex(ahead.place[0])) > IN_LANE_M
-            close = closeness(ahead, widened_m, lane, bend, situation.seen, options, changes=left)
+            road = None if lane.backward else self._own_lane.road(complex(ahead.place[0]))
+            close = closeness(ahead, widened_m, lane, bend, situation.seen, options, road=road)
             findings += filter(None, [close.finding])
         return _Judgement(findings, unchecked, close, lane, bend)
 
@@ -507,12 +508,11 @@ class Guard:
 
     def _leads_on(self, rung: _Rung, judged: _Judgement) -> bool:
         """Whether an earlier plan ends beside the lane."""
+        return rung.verdict is GuardVerdict.REBASED and not self._ends_in_lane(judged)
+
+    def _ends_in_lane(self, judged: _Judgement) -> bool:
         way = judged.lane
-        return (
-            rung.verdict is GuardVerdict.REBASED
-            and way is not None
-            and self._own_lane.aside_m(complex(way.own_place[-1])) > IN_LANE_M
-        )
+        return way is None or self._own_lane.aside_m(complex(way.own_place[-1])) <= IN_LANE_M
 
     def _leads_aside(self, judged: _Judgement) -> bool:
         lane, bend = judged.lane, judged.bend
@@ -534,11 +534,12 @@ class Guard:
             if judged is None:
                 judged = judgements[id(rung.path)] = self._judge(rung.path, situation, rung.checks)
             stop = rung.verdict is GuardVerdict.STOP
+            if DEBUG: print("     rung", rung.does, judged.closeness.in_way, [f.check+" "+f.text for f in judged.findings])
             if judged.failed(rung.checks, unless_contact=stop or rung.begun) is None:
                 if leaves and not rung.last and (judged.closeness.in_way or self._leads_on(rung, judged)):
                     continue  # something comes there, or what was accepted once leaves the lane as well
                 self._published = None
-                if rung.returns:  # as a whole: begun anew with each plan, it would never be over
+                if rung.returns and self._ends_in_lane(judged):  # as a whole: begun anew with each plan, it would never be over
                     self._way_out = (rung.path, situation.ros_now_ns - situation.now_ns)
                 if not stop:
                     self._note(rung.path, judged, situation)

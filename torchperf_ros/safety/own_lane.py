@@ -12,7 +12,7 @@ from torchperf_ros.api.clock import NS_PER_S
 from torchperf_ros.safety.lane import Lane
 from torchperf_ros.safety.limits import Floats, Track, largest
 from torchperf_ros.safety.odometry import Motion, yaw_of
-from torchperf_ros.safety.prediction import Arc, Looks, leaves_lane
+from torchperf_ros.safety.prediction import Arc, Looks, Road, leaves_lane
 from torchperf_ros.safety.stop_output import TimedPath
 
 IN_LANE_M = 0.5  # aside of it; further, the vehicle has left it
@@ -35,14 +35,15 @@ _STEEPEST = 0.5  # of the direction to the lane, beyond which nothing leads back
 _EASY = 2.0  # m/s^2 of braking once the vehicle is back
 # A vehicle keeps such shares of its speed to return, and brakes by so many m/s^2 once it is back.
 _SHARES = ((1.0, 2.0), (1.0, 6.0), (0.6, 6.0), (0.3, 6.0))
-_CREEPS = 3.0  # m/s; a slower vehicle gains so much to return
+_CREEPS, _GETS_TO = 3.0, 5.0  # m/s; a slower vehicle gains so much to return
 _BESIDE_S = (1.0, 2.0, 3.0)  # for which it passes what is beside it
 _NEXT_S = 0.3  # for which a plan is followed until the next one is judged: two periods and a response
 _NEAR_S = 0.1  # around a time, in which a speed is found
 _GAINS = 2.0  # m/s^2 of a vehicle that is too slow to return
-_TIGHTEST = 0.1  # 1/m of a way back
+_TIGHTEST = 0.15  # 1/m of a way back
 _POSES, _ARC_POSES = 61, 16
-_NO_BEND = 1e-9  # 1/m
+_ROAD_M = 20.0  # over which the bend of a road is found
+_NO_BEND = 1e-6  # 1/m
 
 
 class Returns(NamedTuple):
@@ -160,6 +161,16 @@ class OwnLane:
         """How far a place is beside the lane; 0 where none is known."""
         return 0.0 if self.lane is None else abs(float(self.lane.beside(np.array([place]))[1][0]))
 
+    def road(self, place: complex) -> Road | None:
+        """How the road leads on beside a place that is not in our lane; None: it is, or nothing is known."""
+        if self.lane is None:
+            return None
+        (s,), (left,), (heading,) = self.lane.project(np.array([place]))
+        if abs(left) <= IN_LANE_M:
+            return None
+        later = float(np.interp(s + _ROAD_M, self.lane.s, self.lane.heading))
+        return Road(complex(math.cos(heading), math.sin(heading)), (later - heading) / _ROAD_M or _NO_BEND)
+
     def ways_out(
         self, track: Track, motion: Motion, ros_now_ns: int, hard: float, hardest: float
     ) -> Iterator[TimedPath]:
@@ -193,14 +204,17 @@ class OwnLane:
         else:
             ways = [
                 (Returns(then, hard, 0.0, stops), f"returns to its lane at {then:.3g} m/s and brakes")
-                for share, stops in _SHARES
-                for then in (max(share * speed, _CREEPS),)
+                for then, stops in [
+                    *((max(share * speed, _CREEPS), stops) for share, stops in _SHARES),
+                    *(((_GETS_TO, _EASY), (_GETS_TO, hard)) if speed < _GETS_TO else ()),
+                ]
             ]
             ways += [
                 (Returns(speed, hard, s), f"passes what is beside it for {s:g} s, returns and brakes")
                 for s in (_BESIDE_S if speed > _CREEPS else ())
             ]
-            ways.append((Returns(0.0, hard), "returns to its lane and brakes"))
+            if speed > _CREEPS:
+                ways.append((Returns(0.0, hard), "returns to its lane and brakes"))
         for way, does in ways:
             if (path := self._back(here, speed, ros_now_ns, way)) is not None:
                 yield path, does

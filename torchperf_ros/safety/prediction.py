@@ -123,6 +123,13 @@ class Rows(NamedTuple):
     yaws: Floats
 
 
+class Road(NamedTuple):
+    """How a road leads on: its direction as x + iy, and its bend in 1/m, not 0."""
+
+    travel: complex
+    bend: float
+
+
 class Arc:
     """The bend that the vehicle drives now, through where the plan begins, in the direction of travel."""
 
