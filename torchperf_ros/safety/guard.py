@@ -475,6 +475,8 @@ class Guard:
         """Note the way of a path, if it is where the odometry is."""
         if judged.lane is not None and judged.bend is not None:
             self._own_lane.take(judged.lane, judged.bend, situation.now_ns, goes_out=goes_out)
+            if self._own_lane.leads_aside(judged.lane, judged.bend):
+                self._own_lane.learn(situation.seen)
 
     def _way_out_of(
         self, path: TimedPath | None, judged: _Judgement, situation: _Situation

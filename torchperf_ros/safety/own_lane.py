@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torchperf_ros.api.clock import NS_PER_S
 from torchperf_ros.safety.lane import Lane
 from torchperf_ros.safety.limits import Floats, Track, largest
+from torchperf_ros.safety.obstacles import Seen
 from torchperf_ros.safety.odometry import Motion, yaw_of
 from torchperf_ros.safety.prediction import Arc, Looks, Road, leaves_lane
 from torchperf_ros.safety.stop_output import TimedPath
@@ -41,7 +42,12 @@ _NEXT_S = 0.3  # for which a plan is followed until the next one is judged: two 
 _NEAR_S = 0.1  # around a time, in which a speed is found
 _GAINS = 2.0  # m/s^2 of a vehicle that is too slow to return
 _TIGHTEST = 0.15  # 1/m of a way back
-_POSES, _ARC_POSES = 61, 16
+_POSES, _ARC_POSES = 61, 4
+# What a car says of the road: if it is so fast in m/s, and its direction so sure in rad; so far beyond what is
+# known in m, and beyond a guess; so far aside; and so sharp is a road, in 1/m.
+_SHOWS, _SURE, _REACHES_M, _GUESS_REACHES_M, _ON_ROAD_M, _SHARPEST = 3.0, 0.02, 25.0, 40.0, 8.0, 0.05
+_STEP_M, _MOST_POSES = 3.0, 80  # of a lane
+_LEAST_GUESS_M = 3.0
 _ROAD_M = 20.0  # over which the bend of a road is found
 _NO_BEND = 1e-6  # 1/m
 
@@ -112,12 +118,47 @@ class OwnLane:
             way = _beside(way, float(aside_m[0]))
         self.lane, self._guessed, self._since_ns = way, False, now_ns
 
+    def learn(self, seen: Seen) -> None:
+        """Lead the lane on to the next car beyond what is known of it: that has the direction of the road there.
+
+        Between, the road bends evenly.
+        """
+        lane = self.lane
+        if lane is None or lane.backward or not len(seen.yaws):
+            return
+        end, travel = complex(lane.own_place[-1]), complex(lane.own_unit[-1])
+        off = (seen.places - end) * travel.conjugate()
+        moves = (seen.speeds >= _SHOWS) & (seen.unsure <= _SURE * seen.speeds)
+        direction = seen.velocities * travel.conjugate()
+        turned = np.angle(np.where(direction.real < 0.0, -direction, direction))
+        reach_m = _GUESS_REACHES_M if self._guessed else _REACHES_M
+        shows = moves & (off.real > _STEP_M) & (off.real < reach_m) & (np.abs(off.imag) < _ON_ROAD_M)
+        shows &= np.abs(turned) <= _SHARPEST * off.real
+        if not np.count_nonzero(shows):
+            return
+        at = int(np.where(shows, off.real, math.inf).argmin())
+        count = math.ceil(off.real[at] / _STEP_M)
+        shares = np.arange(1, count + 1) / count
+        step_m = float(off.real[at] / math.cos(0.5 * turned[at])) / count
+        heading, turn = float(lane.heading[np.searchsorted(lane.s, lane.length)]), float(turned[at])
+        headings = heading + turn * shares
+        places = end + np.cumsum(step_m * np.exp(1j * (headings - 0.5 * turn / count)))
+        ways = lane.length + step_m * np.arange(1, count + 1)
+        kept = slice(-_MOST_POSES, None)
+        self.lane = Lane(
+            Track(
+                np.concatenate((lane.own_s, ways))[kept],
+                np.concatenate((lane.own_place, places))[kept],
+                np.concatenate((np.unwrap(np.angle(lane.own_unit)), headings))[kept],
+            )
+        )
+
     def _begin(self, way: Lane, bend: float, now_ns: int) -> None:
         """Take the way of a plan that looks like a road, else the bend of now."""
         self._former = None
         self._guessed = leaves_lane(way, Arc(way, bend)) < Looks.BEND
         if self._guessed:
-            ways = np.linspace(0.0, way.length, _ARC_POSES)
+            ways = np.linspace(0.0, _LEAST_GUESS_M, _ARC_POSES)
             turned = 1j * (bend or _NO_BEND) * ways
             places = way.own_place[0] + way.own_unit[0] * ways * np.expm1(turned) / np.where(
                 ways > 0.0, turned, 1.0
