@@ -31,6 +31,8 @@ _SHOWN_M = 15.0  # of one that says where the lane goes on; one that creeps asid
 _PARALLEL = 0.02  # rad, in which such a plan begins and ends as the lane beside it does
 _SIDEWAYS = 2.0  # m/s^2 of a way back; max_lateral is 3
 _QUINTIC = 5.8  # its largest lateral acceleration is 5.8 v^2 / L^2 times what it leads aside
+# Its curvature changes by at most 60 / L^3 of it for each m; that, times 2.7 m of wheelbase, by 0.4 rad/s of steering.
+_QUINTIC_STEERS = 60.0 * 2.7 / 0.4
 _SHORTEST_M = 6.0  # of a way back
 _STEEPEST = 0.5  # of the direction to the lane, beyond which nothing leads back
 _EASY = 2.0  # m/s^2 of braking once the vehicle is back
@@ -144,7 +146,7 @@ class OwnLane:
         headings = heading + turn * shares
         places = end + np.cumsum(step_m * np.exp(1j * (headings - 0.5 * turn / count)))
         ways = lane.length + step_m * np.arange(1, count + 1)
-        kept = slice(-_MOST_POSES, None)
+        self._guessed, kept = False, slice(-_MOST_POSES, None)
         self.lane = Lane(
             Track(
                 np.concatenate((lane.own_s, ways))[kept],
@@ -277,6 +279,7 @@ class OwnLane:
             fast * math.sqrt(_QUINTIC * abs(left) / _SIDEWAYS),
             1.5 * fast,
             math.sqrt(_QUINTIC * abs(left) / _TIGHTEST),
+            math.cbrt(_QUINTIC_STEERS * abs(left) * fast),
             _SHORTEST_M,
         )
         begins_m = first_m + then * returns.beside_s if then > 0.0 else 0.0
