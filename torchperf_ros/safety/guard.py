@@ -43,7 +43,6 @@ _SHOWN_M = 1.0  # of a plan, from which on its bend counts for such a vehicle
 _EVEN = 0.1  # of all that a plan turns: its thirds differ by less in a bend of the road
 _TURNS_OFF = 0.04  # 1/m: a plan that is sharper turns off, and says nothing of the road behind
 _OWN_MOTION = {"speed", "acceleration", "lateral", "jerk", "curvature", "steering"}
-DEBUG = False
 _OF_A_WAY_OUT = frozenset({"distance", "lateral", "curvature"})
 _BY_BRAKING = {"speed", "acceleration", "jerk"}  # what braking on the same path answers, with any finding
 
@@ -474,7 +473,9 @@ class Guard:
     def _keep_lane(self, judged: _Judgement, situation: _Situation, *, goes_out: bool) -> None:
         """Note the way of a path, if it is where the odometry is."""
         if judged.lane is not None and judged.bend is not None:
-            self._own_lane.take(judged.lane, judged.bend, situation.now_ns, goes_out=goes_out)
+            self._own_lane.take(
+                judged.lane, judged.bend, situation.now_ns, situation.seen, goes_out=goes_out
+            )
             if self._own_lane.leads_aside(judged.lane, judged.bend):
                 self._own_lane.learn(situation.seen)
 
@@ -536,12 +537,13 @@ class Guard:
             if judged is None:
                 judged = judgements[id(rung.path)] = self._judge(rung.path, situation, rung.checks)
             stop = rung.verdict is GuardVerdict.STOP
-            if DEBUG: print("     rung", rung.does, judged.closeness.in_way, [f.check+" "+f.text for f in judged.findings])
             if judged.failed(rung.checks, unless_contact=stop or rung.begun) is None:
                 if leaves and not rung.last and (judged.closeness.in_way or self._leads_on(rung, judged)):
                     continue  # something comes there, or what was accepted once leaves the lane as well
                 self._published = None
-                if rung.returns and self._ends_in_lane(judged):  # as a whole: begun anew with each plan, it would never be over
+                if rung.returns and self._ends_in_lane(
+                    judged
+                ):  # as a whole: begun anew with each plan, it would never be over
                     self._way_out = (rung.path, situation.ros_now_ns - situation.now_ns)
                 if not stop:
                     self._note(rung.path, judged, situation)

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from torchperf_ros.api.clock import NS_PER_S
 from torchperf_ros.safety.lane import Lane
-from torchperf_ros.safety.limits import Floats, Track, largest
+from torchperf_ros.safety.limits import Complex, Floats, Track, largest
 from torchperf_ros.safety.obstacles import Seen
 from torchperf_ros.safety.odometry import Motion, yaw_of
-from torchperf_ros.safety.prediction import Arc, Looks, Road, leaves_lane
+from torchperf_ros.safety.prediction import Arc, Flags, Looks, Road, leaves_lane
 from torchperf_ros.safety.stop_output import TimedPath
 
 IN_LANE_M = 0.5  # aside of it; further, the vehicle has left it
@@ -48,6 +48,7 @@ _POSES, _ARC_POSES = 61, 4
 # What a car says of the road: if it is so fast in m/s, and its direction so sure in rad; so far beyond what is
 # known in m, and beyond a guess; so far aside; and so sharp is a road, in 1/m.
 _SHOWS, _SURE, _REACHES_M, _GUESS_REACHES_M, _ON_ROAD_M, _SHARPEST = 3.0, 0.02, 25.0, 40.0, 8.0, 0.05
+_TURNS_ELSE = 0.03  # rad between a car's direction and that of a road that it does not drive along
 _STEP_M, _MOST_POSES = 3.0, 80  # of a lane
 _LEAST_GUESS_M = 3.0
 _ROAD_M = 20.0  # over which the bend of a road is found
@@ -80,7 +81,7 @@ class OwnLane:
         self._guessed = False
         self._since_ns = 0
 
-    def take(self, way: Lane, bend: float, now_ns: int, *, goes_out: bool) -> None:
+    def take(self, way: Lane, bend: float, now_ns: int, seen: Seen, *, goes_out: bool) -> None:
         """Note the way of a path, and the bend in 1/m that the vehicle drives.
 
         Our lane goes on along a way that keeps to it, and beside a way that runs beside it. It is not taken
@@ -92,14 +93,14 @@ class OwnLane:
             return
         lane = self.lane
         if lane is None or now_ns - self._since_ns > _LASTS_NS:
-            self._begin(way, bend, now_ns)
+            self._begin(way, bend, now_ns, seen)
             return
         driven = abs(complex(way.own_place[0] - lane.own_place[0])) > _DRIVEN * lane.length
         if not (driven or self._guessed):
             return
         s, aside_m = lane.beside(way.own_place[[0, len(way.own_place) // 2, -1]])
         if s[0] >= lane.length + _BEYOND_M:
-            self._begin(way, bend, now_ns)
+            self._begin(way, bend, now_ns, seen)
             return
         looks = leaves_lane(way, Arc(way, bend))
         if not goes_out or looks is Looks.CHANGE:
@@ -130,9 +131,7 @@ class OwnLane:
             return
         end, travel = complex(lane.own_place[-1]), complex(lane.own_unit[-1])
         off = (seen.places - end) * travel.conjugate()
-        moves = (seen.speeds >= _SHOWS) & (seen.unsure <= _SURE * seen.speeds)
-        direction = seen.velocities * travel.conjugate()
-        turned = np.angle(np.where(direction.real < 0.0, -direction, direction))
+        moves, turned = _turned(seen, travel)
         reach_m = _GUESS_REACHES_M if self._guessed else _REACHES_M
         shows = moves & (off.real > _STEP_M) & (off.real < reach_m) & (np.abs(off.imag) < _ON_ROAD_M)
         shows &= np.abs(turned) <= _SHARPEST * off.real
@@ -155,10 +154,10 @@ class OwnLane:
             )
         )
 
-    def _begin(self, way: Lane, bend: float, now_ns: int) -> None:
-        """Take the way of a plan that looks like a road, else the bend of now."""
+    def _begin(self, way: Lane, bend: float, now_ns: int, seen: Seen) -> None:
+        """Take the way of a plan that looks like a road, and along which cars drive; else the bend of now."""
         self._former = None
-        self._guessed = leaves_lane(way, Arc(way, bend)) < Looks.BEND
+        self._guessed = leaves_lane(way, Arc(way, bend)) < Looks.BEND or _others_turn(way, seen)
         if self._guessed:
             ways = np.linspace(0.0, _LEAST_GUESS_M, _ARC_POSES)
             turned = 1j * (bend or _NO_BEND) * ways
@@ -301,6 +300,23 @@ class OwnLane:
         points = np.stack((places.real, places.imag, np.full(_POSES, here.z)), axis=1)
         stamps_ns = ros_now_ns + np.rint(times_s * NS_PER_S).astype(np.int64)
         return TimedPath.made(stamps_ns, points, yaws, here.frame)
+
+
+def _turned(seen: Seen, travel: Complex | complex) -> tuple[Flags, Floats]:
+    """Which cars show the direction of a road, and by how much that differs from a direction, in rad."""
+    moves = (seen.speeds >= _SHOWS) & (seen.unsure <= _SURE * seen.speeds)
+    direction = seen.velocities * np.conj(travel)
+    return moves, np.angle(np.where(direction.real < 0.0, -direction, direction))
+
+
+def _others_turn(way: Lane, seen: Seen) -> bool:
+    """Whether a car on a road along this way would have another direction than it has."""
+    if not len(seen.yaws):
+        return False
+    s, left, heading = way.project(seen.places)
+    moves, turned = _turned(seen, np.exp(1j * heading))
+    on_road = (s > 0.0) & (s < way.length) & (np.abs(left) < _ON_ROAD_M)
+    return bool((moves & on_road & (np.abs(turned) > _TURNS_ELSE)).any())
 
 
 def _beside(way: Lane, left_m: float) -> Lane:
