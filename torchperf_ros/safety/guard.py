@@ -476,8 +476,6 @@ class Guard:
             self._own_lane.take(
                 judged.lane, judged.bend, situation.now_ns, situation.seen, goes_out=goes_out
             )
-            if self._own_lane.leads_aside(judged.lane, judged.bend):
-                self._own_lane.learn(situation.seen)
 
     def _way_out_of(
         self, path: TimedPath | None, judged: _Judgement, situation: _Situation

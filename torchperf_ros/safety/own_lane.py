@@ -82,15 +82,23 @@ class OwnLane:
         self._since_ns = 0
 
     def take(self, way: Lane, bend: float, now_ns: int, seen: Seen, *, goes_out: bool) -> None:
-        """Note the way of a path, and the bend in 1/m that the vehicle drives.
+        """Note the way of a path, the bend in 1/m that the vehicle drives, and the cars around.
 
-        Our lane goes on along a way that keeps to it, and beside a way that runs beside it. It is not taken
-        anew before a part of it is driven: step by step, it would follow a change of lanes. While none is
-        known, it is the way of a plan that looks like a road, else the bend of now, until a plan looks like a
-        road. `goes_out`: the path is followed, so that the vehicle may come to be in another lane.
+        `goes_out`: the path is followed, so that the vehicle may come to be in another lane.
         """
         if way.backward or way.both_ways or way.length < _LEAST_M:
             return
+        self._follow(way, bend, now_ns, seen, goes_out=goes_out)
+        if self._guessed or self.leads_aside(way, bend):
+            self._learn(seen)
+
+    def _follow(self, way: Lane, bend: float, now_ns: int, seen: Seen, *, goes_out: bool) -> None:
+        """Lead our lane on along a way that keeps to it, or beside a way that runs beside it.
+
+        It is not taken anew before a part of it is driven: step by step, it would follow a change of lanes. While
+        none is known, it is the way of a plan that looks like a road, else the bend of now, until a plan looks
+        like a road.
+        """
         lane = self.lane
         if lane is None or now_ns - self._since_ns > _LASTS_NS:
             self._begin(way, bend, now_ns, seen)
@@ -105,29 +113,26 @@ class OwnLane:
         looks = leaves_lane(way, Arc(way, bend))
         if not goes_out or looks is Looks.CHANGE:
             return
+        keeps = bool((np.abs(aside_m) <= _SAME_M + _UNSURE * np.maximum(s - lane.length, 0.0)).all())
         if self._guessed and looks >= Looks.BEND and abs(aside_m[0]) <= _SAME_M:
-            self.lane, self._guessed, self._since_ns = way, False, now_ns
-            return
-        if not driven or way.length < _SHOWN_M:
-            return
-        if (np.abs(aside_m) <= _SAME_M + _UNSURE * np.maximum(s - lane.length, 0.0)).all():
+            self._former = None
+        elif keeps and driven and way.length >= _SHOWN_M:
             if self._former is not None:
                 self._former = _beside(way, float(self._former.beside(way.own_place[:1])[1][0]))
-        elif not self._runs_beside(lane, way, s, aside_m):
-            return
-        elif abs(aside_m[0]) > _OTHER_M:
-            self._former = _beside(way, float(aside_m[0]))
+        elif driven and way.length >= _SHOWN_M and self._runs_beside(lane, way, s, aside_m):
+            beside = _beside(way, float(aside_m[0]))
+            way, self._former = (way, beside) if abs(aside_m[0]) > _OTHER_M else (beside, None)
         else:
-            way = _beside(way, float(aside_m[0]))
+            return
         self.lane, self._guessed, self._since_ns = way, False, now_ns
 
-    def learn(self, seen: Seen) -> None:
+    def _learn(self, seen: Seen) -> None:
         """Lead the lane on to the next car beyond what is known of it: that has the direction of the road there.
 
         Between, the road bends evenly.
         """
         lane = self.lane
-        if lane is None or lane.backward or not len(seen.yaws):
+        if lane is None or not len(seen.yaws):
             return
         end, travel = complex(lane.own_place[-1]), complex(lane.own_unit[-1])
         off = (seen.places - end) * travel.conjugate()
