@@ -43,7 +43,6 @@ _SHOWN_M = 1.0  # of a plan, from which on its bend counts for such a vehicle
 _EVEN = 0.1  # of all that a plan turns: its thirds differ by less in a bend of the road
 _TURNS_OFF = 0.04  # 1/m: a plan that is sharper turns off, and says nothing of the road behind
 _OWN_MOTION = {"speed", "acceleration", "lateral", "jerk", "curvature", "steering"}
-_OF_A_WAY_OUT = frozenset({"distance", "lateral", "curvature"})
 _BY_BRAKING = {"speed", "acceleration", "jerk"}  # what braking on the same path answers, with any finding
 
 
@@ -496,8 +495,8 @@ class Guard:
         for out in self._own_lane.ways_out(
             track, motion, situation.ros_now_ns, options.rss_brake, options.max_deceleration
         ):
-            found, tried = self._judge(out, situation, _OF_A_WAY_OUT), True
-            if not found.findings and not found.closeness.in_way:
+            found, tried = self._judge(out, situation, frozenset({"distance"})), True
+            if not found.findings and (self._ends_in_lane(found) or not found.closeness.in_way):
                 return out, None
             finding = next((one for one in found.findings if one.check == "distance"), finding)
         if not tried:
@@ -536,7 +535,8 @@ class Guard:
                 judged = judgements[id(rung.path)] = self._judge(rung.path, situation, rung.checks)
             stop = rung.verdict is GuardVerdict.STOP
             if judged.failed(rung.checks, unless_contact=stop or rung.begun) is None:
-                if leaves and not rung.last and (judged.closeness.in_way or self._leads_on(rung, judged)):
+                in_way = judged.closeness.in_way and not (rung.returns and self._ends_in_lane(judged))
+                if leaves and not rung.last and (in_way or self._leads_on(rung, judged)):
                     continue  # something comes there, or what was accepted once leaves the lane as well
                 self._published = None
                 if rung.returns and self._ends_in_lane(
@@ -563,7 +563,7 @@ class Guard:
 
     def _brakes(self, rung: _Rung, situation: _Situation) -> bytes:
         """The bytes of what is published, and remember it if it brakes to standstill."""
-        if rung.verdict is GuardVerdict.REBASED:
+        if rung.verdict is GuardVerdict.REBASED or not rung.path.stops:
             self._going = None
             return rung.path.bytes()
         self._going = GoingStop.begun(rung.path, situation.now_ns, situation.ros_now_ns)
@@ -607,7 +607,13 @@ class Guard:
             and valid.stamps_ns[-1] >= still_ns
         ):
             checks = options.act - {"jump"} | {"start"}  # the vehicle may have left it meanwhile
-            yield _Rung(GuardVerdict.REBASED, valid.cut(now_ns), checks, "the last valid plan goes on")
+            yield _Rung(
+                GuardVerdict.REBASED,
+                valid.cut(now_ns),
+                checks,
+                "the last valid plan goes on",
+                begun=leaves,
+            )
         back: list[_Rung] = []
         if leaves and motion is not None:
             x, y, yaw = motion.after(situation.motion_age_s)
@@ -637,7 +643,7 @@ class Guard:
         yield from () if leaves else last
         if (braked := self._braked_along_valid(valid, situation, hardest)) is not None:
             yield _Rung(stops, braked, aside, f"stops by {hardest:g} m/s^2 along the last valid plan")
-        for rung in reversed(back):  # the hardest first
+        for rung in (one for one in reversed(back) if one.path.stops):  # the hardest first
             yield rung._replace(verdict=stops, does=rung.does.replace("brakes by", "stops by"))
         if motion is not None:
             arc = self._arc(motion, situation, hardest)

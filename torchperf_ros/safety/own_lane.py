@@ -39,7 +39,8 @@ _EASY = 2.0  # m/s^2 of braking once the vehicle is back
 # A vehicle keeps such shares of its speed to return, and brakes by so many m/s^2 once it is back.
 _SHARES = ((1.0, 2.0), (1.0, 6.0), (0.6, 6.0), (0.3, 6.0))
 _CREEPS, _GETS_TO = 3.0, 5.0  # m/s; a slower vehicle gains so much to return
-_BESIDE_S = (1.0, 2.0, 3.0)  # for which it passes what is beside it
+_KEEPS_S = 1.0
+_BESIDE_S = (0.0, 1.0, 2.0, 3.0)  # for which it passes what is beside it
 _NEXT_S = 0.3  # for which a plan is followed until the next one is judged: two periods and a response
 _NEAR_S = 0.1  # around a time, in which a speed is found
 _GAINS = 2.0  # m/s^2 of a vehicle that is too slow to return
@@ -63,7 +64,8 @@ class Returns(NamedTuple):
             brakes to standstill.
         brakes: m/s^2 of this first braking.
         beside_s: s that it stays beside the lane at that speed.
-        stops: m/s^2 to standstill once it is back.
+        stops: m/s^2 to standstill once it is back; 0: it keeps its speed for a second, for what it has passed drives
+            behind it then.
     """
 
     then: float
@@ -257,8 +259,8 @@ class OwnLane:
                 ]
             ]
             ways += [
-                (Returns(speed, hard, s), f"passes what is beside it for {s:g} s, returns and brakes")
-                for s in (_BESIDE_S if speed > _CREEPS else ())
+                (Returns(speed, hard, s, 0.0), f"passes what is beside it for {s:g} s and returns")
+                for s in (_BESIDE_S if speed > _GETS_TO else ())
             ]
             if speed > _CREEPS:
                 ways.append((Returns(0.0, hard), "returns to its lane and brakes"))
@@ -288,15 +290,17 @@ class OwnLane:
         )
         begins_m = first_m + then * returns.beside_s if then > 0.0 else 0.0
         holds_s = (begins_m - first_m + over) / then if then > 0.0 else 0.0
-        times_s = np.linspace(0.0, first_s + holds_s + then / returns.stops + 0.2, _POSES)
+        last_s = then / returns.stops if returns.stops else 0.0
+        holds_s += 0.0 if returns.stops else _KEEPS_S
+        times_s = np.linspace(0.0, first_s + holds_s + last_s + (0.2 if returns.stops else 0.0), _POSES)
         change_s = np.minimum(times_s, first_s)
         held_s = np.clip(times_s - first_s, 0.0, holds_s)
-        last_s = np.clip(times_s - first_s - holds_s, 0.0, then / returns.stops)
+        stop_s = np.clip(times_s - first_s - holds_s, 0.0, last_s)
         rate = 0.0 if first_s == 0.0 else (then - speed) / first_s
         ways = (
             (speed + 0.5 * rate * change_s) * change_s
             + then * held_s
-            + (then - 0.5 * returns.stops * last_s) * last_s
+            + (then - 0.5 * returns.stops * stop_s) * stop_s
         )
         aside, slope = _faded(left, math.tan(turned), ways, begins_m, over)
         places, headings = lane.place_at(s + ways, aside)
