@@ -44,13 +44,17 @@ _NO_TURN = 1e-9  # rad, likewise
 _BACK = 0.92  # of its largest turn; a plan that ends with less has begun to turn back
 _TURNS_OFF = 0.042  # 1/m: sharper than 24 m is a junction more often than a bend of the road
 # 1/m, and rad: so sharp is a road, and so much it turns from a plan's end to where something is.
-_SHARPEST, _MOST_TURN = 0.05, 1.4
+_SHARPEST, _MOST_TURN = 0.062, 1.55
 _MOST_ROUND = 2.2  # rad; what is further round the bend that we drive is on another part of the road
 _ASLANT = 0.25  # rad; in a change of lanes our own direction is aslant by less, on a straight road, too
 _LEAST_AHEAD_M = 5.0  # nearer, the direction of what comes says nothing of the road between
 _QUARTERS = np.linspace(0.0, 1.0, 5)
 _EASES = 0.85  # likewise: less than this is no bend that goes on
 _NO_LONGER = 0.4  # of the quarter that turns most
+_EIGHTHS = np.linspace(0.0, 1.0, 9)
+# rad in an eighth of a plan; so much less than before and after is no road's bend, which grows and then fades
+_DIPS = 0.002
+_BENDS = 0.0005  # 1/m; where we drive so, how the road goes on is a guess
 _STRAIGHT = 1e-6  # rad/s: 5e-6 rad after 5 s, and enough for a division
 _STRAIGHT_ARC = 1e-6  # 1/m: 5 mm aside after 100 m, likewise
 
@@ -242,6 +246,8 @@ def leaves_lane(lane: Lane, arc: Arc) -> Looks:  # noqa: PLR0911 - one look afte
     turned = np.angle(lane.own_unit * complex(lane.own_unit[0]).conjugate())
     if abs(float(turned[-1])) < _BACK * (most := largest(np.abs(turned))) and most > _TURNED:
         return Looks.CHANGE
+    if dips(turned, lane) > _DIPS:
+        return Looks.CHANGE
     quarters = np.interp(_QUARTERS * lane.length, lane.own_s, turned)
     turns = quarters[1:] - quarters[:-1]
     away = np.abs(turns - 0.25 * arc.bend * lane.length)
@@ -255,6 +261,19 @@ def leaves_lane(lane: Lane, arc: Arc) -> Looks:  # noqa: PLR0911 - one look afte
         return Looks.CIRCLE
     eases = abs(float(turns[-1])) < _EASES * largest(np.abs(turns)) or float(away[-1]) < _EASES * most
     return Looks.EITHER if eases else Looks.BEND
+
+
+def dips(turned: Floats, lane: Lane) -> float:
+    """How much less a plan turns, the way that it turns most, than both before and after, in rad.
+
+    By eighths of it. A bend of a road grows and then fades; where something else is added, as a change of lanes to
+    the outside, it dips.
+    """
+    eighths = np.interp(_EIGHTHS * lane.length, lane.own_s, turned)
+    turns = (eighths[1:] - eighths[:-1]) * (1.0 if eighths[-1] >= 0.0 else -1.0)
+    before = np.maximum.accumulate(turns)
+    after = np.maximum.accumulate(turns[::-1])[::-1]
+    return largest(np.minimum(before, after) - turns)
 
 
 def course_of(lane: Lane, arc: Arc, seen: Seen, *, changes: bool = False) -> Course:
@@ -281,13 +300,14 @@ def course_of(lane: Lane, arc: Arc, seen: Seen, *, changes: bool = False) -> Cou
     goes_on = is_along & (as_the_plan | drifts) & (not changes)  # as the plan does at its end
     strays = beyond & goes_on & (np.abs(on_lane.drift) > _STRAYS_LITTLE)
     travel = complex(lane.own_unit[-1]) * (-1.0 if lane.backward else 1.0)
-    along, joined = on_lane, beyond & (off_arc > _SAME_COURSE) & ~goes_on
+    in_bend = changes and abs(arc.bend) > _BENDS
+    along, joined = on_lane, beyond & (in_bend | (off_arc > _SAME_COURSE)) & ~goes_on
     if np.count_nonzero(joined):
         on_joined = along_joined(lane, seen, looks)
         turned = np.angle(on_joined.ways * travel.conjugate())
         joined &= np.abs(on_joined.left) < _ASIDE_M
         joined &= np.abs(turned) <= np.minimum(
-            _SHARPEST * (on_joined.s - lane.length) + _SAME_COURSE, _MOST_TURN
+            _SHARPEST * (on_joined.s - lane.length) + _ON_COURSE, _MOST_TURN
         )
         along = Along._make(np.where(joined, *both) for both in zip(on_joined, on_lane, strict=True))
         is_along |= joined
