@@ -47,8 +47,8 @@ _GAINS = 2.0  # m/s^2 of a vehicle that is too slow to return
 _TIGHTEST = 0.15  # 1/m of a way back
 _POSES, _ARC_POSES = 61, 4
 # What a car says of the road: if it is so fast in m/s, and its direction so sure in rad; so far beyond what is
-# known in m, and beyond a guess; so far aside; and so sharp is a road, in 1/m.
-_SHOWS, _SURE, _REACHES_M, _GUESS_REACHES_M, _ON_ROAD_M, _SHARPEST = 3.0, 0.02, 25.0, 40.0, 8.0, 0.05
+# known in m; so far aside; and so sharp is a road, in 1/m.
+_SHOWS, _SURE, _REACHES_M, _ON_ROAD_M, _SHARPEST = 3.0, 0.02, 60.0, 8.0, 0.05
 _TURNS_ELSE = 0.03  # rad between a car's direction and that of a road that it does not drive along
 _STEP_M, _MOST_POSES = 3.0, 80  # of a lane
 _LEAST_GUESS_M = 3.0
@@ -139,8 +139,7 @@ class OwnLane:
         end, travel = complex(lane.own_place[-1]), complex(lane.own_unit[-1])
         off = (seen.places - end) * travel.conjugate()
         moves, turned = _turned(seen, travel)
-        reach_m = _GUESS_REACHES_M if self._guessed else _REACHES_M
-        shows = moves & (off.real > _STEP_M) & (off.real < reach_m) & (np.abs(off.imag) < _ON_ROAD_M)
+        shows = moves & (off.real > _STEP_M) & (off.real < _REACHES_M) & (np.abs(off.imag) < _ON_ROAD_M)
         shows &= np.abs(turned) <= _SHARPEST * off.real
         if not np.count_nonzero(shows):
             return
