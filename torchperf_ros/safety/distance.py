@@ -55,6 +55,7 @@ class Closeness(NamedTuple):
         contact_s, impact: when it touches, infinite if it does not, and how fast both are against each
         other, in m/s.
         in_way: whether it ends in the way of something that comes towards it, however far.
+        late: whether it is closer to what is ahead than RSS allows, and does not brake.
     """
 
     finding: Finding | None = None
@@ -64,6 +65,7 @@ class Closeness(NamedTuple):
     contact_s: float = math.inf
     impact: float = 0.0
     in_way: bool = False
+    late: bool = False
 
     @property
     def threatens(self) -> bool:
@@ -206,7 +208,7 @@ def closeness(
     course = course_of(lane, ahead.arc, seen, changes=road is not None)
     roles = roles_of(course, lane, ahead.lasts_s, seen, options)
     rows = predicted(t_s, course, _may_be_close(ahead, course, roles, seen, options), lane, ahead.arc, seen)
-    finding = too_close_behind(ahead, course, roles, seen, options)
+    finding = behind = too_close_behind(ahead, course, roles, seen, options)
     contact_s, impact, touches = math.inf, 0.0, None
     clearance, kept = _clearances(
         track, lane, widened_m, rows.places, rows.yaws, seen.halves[rows.which], options
@@ -240,7 +242,8 @@ def closeness(
         head_on, contact_s, impact, in_way = meets_head_on(ahead, course, roles, rows, seen, options)
         finding = finding or head_on
     ttc_s, needed = _collision(ahead, touches, which, course, roles, seen)
-    return Closeness(finding, not math.isinf(contact_s), ttc_s, needed, contact_s, impact, in_way)
+    touched = not math.isinf(contact_s)
+    return Closeness(finding, touched, ttc_s, needed, contact_s, impact, in_way, behind is not None)
 
 
 def _may_be_close(

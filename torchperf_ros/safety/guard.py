@@ -534,7 +534,8 @@ class Guard:
             if judged is None:
                 judged = judgements[id(rung.path)] = self._judge(rung.path, situation, rung.checks)
             stop = rung.verdict is GuardVerdict.STOP
-            if judged.failed(rung.checks, unless_contact=stop or rung.begun) is None:
+            lenient = stop or (rung.begun and not judged.closeness.late)
+            if judged.failed(rung.checks, unless_contact=lenient) is None:
                 in_way = judged.closeness.in_way and not (rung.returns and self._ends_in_lane(judged))
                 if leaves and not rung.last and (in_way or self._leads_on(rung, judged)):
                     continue  # something comes there, or what was accepted once leaves the lane as well
@@ -612,7 +613,6 @@ class Guard:
                 valid.cut(now_ns),
                 checks,
                 "the last valid plan goes on",
-                begun=leaves,
             )
         back: list[_Rung] = []
         if leaves and motion is not None:
