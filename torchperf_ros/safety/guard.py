@@ -499,8 +499,8 @@ class Guard:
             if not found.findings and (self._ends_in_lane(found) or not found.closeness.in_way):
                 return out, None
             finding = next((one for one in found.findings if one.check == "distance"), finding)
-        if not tried:
-            return None, None
+        if not tried and self._own_lane.road(complex(lane.own_place[0])) is None:
+            return None, None  # it is still in its lane, or none is known
         text = "ends in the way of what comes towards it, and no way back into its lane is clear"
         if finding is None:
             return None, Finding("distance", math.nan, math.nan, text)

@@ -110,7 +110,9 @@ class OwnLane:
             return
         s, aside_m = lane.beside(way.own_place[[0, len(way.own_place) // 2, -1]])
         if s[0] >= lane.length + _BEYOND_M:
-            self._begin(way, bend, now_ns, seen)
+            # A vehicle that is beside it has to return to it: in the lane of others it begins no lane of ours.
+            if not IN_LANE_M < largest(np.abs(aside_m)) < _ON_ROAD_M:
+                self._begin(way, bend, now_ns, seen)
             return
         looks = leaves_lane(way, Arc(way, bend))
         if not goes_out or looks is Looks.CHANGE:
@@ -203,7 +205,7 @@ class OwnLane:
         if self.lane is None:
             return leaves_lane(way, Arc(way, bend)) < Looks.BEND
         s, aside_m = self.lane.beside(way.own_place[[0, len(way.own_place) // 2, -1]])
-        return largest(np.abs(aside_m[s <= self.lane.length + _BEYOND_M])) > _KEEPS_M
+        return largest(np.abs(aside_m[s <= max(self.lane.length + _BEYOND_M, s[0])])) > _KEEPS_M
 
     def aside_m(self, place: complex) -> float:
         """How far a place is beside the lane; 0 where none is known."""
