@@ -181,7 +181,7 @@ def report(
     Exit status: 0, or 2 for a log that cannot be used.
     """
     if schema:
-        from torchperf_ros.observe.recorder.record_schema import schema as record_schema
+        from torchperf_ros.observe.recorder.record_log import schema as record_schema
 
         typer.echo(record_schema(), nl=False)
         return

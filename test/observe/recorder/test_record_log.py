@@ -6,8 +6,7 @@ import jsonschema
 import pytest
 
 from torchperf_ros.api.outcome import Fallback, Outcome
-from torchperf_ros.observe.recorder.record_log import RecordLog
-from torchperf_ros.observe.recorder.record_schema import schema
+from torchperf_ros.observe.recorder.record_log import RecordLog, schema
 from torchperf_ros.stage.frame import StepTimes
 from torchperf_ros.stage.frame_table import KEPT
 
