@@ -8,9 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from torchperf_ros.api.alert import Level
-from torchperf_ros.observe.telemetry.machine_signals import MachineSignals
-from torchperf_ros.observe.telemetry.machine_signals_gpu import Gpu, JetsonGpu, Nvml, gpu_source
-from torchperf_ros.observe.watch.machine_watch import MachineWatch
+from torchperf_ros.observe.telemetry.machine_signals import Gpu, JetsonGpu, MachineSignals, Nvml, gpu_source
+from torchperf_ros.observe.watch.watch import MachineWatch
 
 NODE, WORKER, HOG, QUIET = 100, 101, 200, 300
 

@@ -11,7 +11,7 @@ from PIL import Image as JpegFile
 from torchperf_ros.api.alert import Level
 from torchperf_ros.api.clock import NS_PER_S
 from torchperf_ros.api.messages import empty_message, encode, header
-from torchperf_ros.observe.watch.content_input import InputContent
+from torchperf_ros.observe.watch.content import InputContent
 from torchperf_ros.observe.watch.picture import Picture, Stillness, blindness, raw_picture
 from torchperf_ros.workers.frame_ring import InputBytes
 
@@ -84,7 +84,7 @@ def watch(type_name, at, seconds=5.0, rate_hz=10.0, trigger=True, stamp=lambda n
         stamp_ns = stamp(now_ns)
         content.take(InputBytes(0, stamp_ns, 0.0, at(number / rate_hz)(stamp_ns)), now_ns)
         if number % round(rate_hz) == round(rate_hz) - 1:
-            for finding in content.alerts(now_ns):
+            for finding in content.second(now_ns)[1]:
                 found.setdefault(finding.name, []).append((number // round(rate_hz), finding))
     return found
 

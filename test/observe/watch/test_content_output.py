@@ -11,7 +11,7 @@ from torchperf_ros.api.clock import NS_PER_S
 from torchperf_ros.api.messages import encode, message_class
 from torchperf_ros.api.outcome import Fallback, Outcome
 from torchperf_ros.models.detection_messages import MARKER_ARRAY, Detection, ImageFrame, MarkerArrays
-from torchperf_ros.observe.watch.content_output import OutputContent, statistics_of
+from torchperf_ros.observe.watch.content import OutputContent, statistics_of
 from torchperf_ros.workers.frame_ring import InputBytes
 
 from ..telemetry.frame_records import frame_record

@@ -1,31 +1,36 @@
-"""What the machine is doing.
+"""What the machine is doing: processors, memory, pressure, temperatures, from /proc and /sys; and the GPU.
 
-Processors, memory, pressure, temperatures; read from /proc and /sys, cheaply.
+A card is read by NVML, or sysfs on a Jetson.
 """
 
+import importlib
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
-_BUSY = (0, 1, 2, 5, 6, 7)  # user, nice, system, irq, softirq, steal; 3 and 4 are idle and iowait
+_BUSY: Final = (0, 1, 2, 5, 6, 7)  # user, nice, system, irq, softirq, steal; 3 and 4 are idle and iowait
 _STEAL, _FIELDS = 7, 8
-_STAT_WORDS = (
-    1,
-    11,
-    12,
-    13,
-    14,
-    19,
-)  # behind the name, see proc(5): ppid, utime, stime, cutime, cstime, starttime
-_KIB_PER_MIB = 1024
-_PRESSURES = {"cpu": "some", "memory": "full", "io": "some"}
-_NAMES = 3
-_LOWEST_TRIP_C = 40.0
+# Behind the name, see proc(5): ppid, utime, stime, cutime, cstime, starttime.
+_STAT_WORDS: Final = (1, 11, 12, 13, 14, 19)
+_PRESSURES: Final = {"cpu": "some", "memory": "full", "io": "some"}
+_MOST_NAMED: Final = 3
+_LOWEST_TRIP_C: Final = 40.0
 _WORTH_LOOKING, _WORTH_NAMING = 0.005, 0.02  # of the processors
-_WITH_VALUE = {"-W", "-X", "-O", "-o"}  # options of interpreters that take another word
-_INTERPRETERS = ("python", "bash", "sh", "perl", "ruby", "node")
+_WITH_VALUE: Final = {"-W", "-X", "-O", "-o"}  # options of interpreters that take another word
+_INTERPRETERS: Final = ("python", "bash", "sh", "perl", "ruby", "node")
+_MIB: Final = 1 << 20
+# NVML's reasons for lower clocks that lead to an alert; a power cap or idle clocks are how cards
+# work.
+_THROTTLED: Final = {
+    0x20: "thermal",
+    0x40: "thermal, by hardware",
+    0x08: "slowed down by hardware",
+    0x80: "power brake",
+}
+_BY_BUS: Final = "PCI_BUS_ID"
+_JETSON_GPUS: Final = ("gpu", "ga10b", "gv11b", "gp10b", "gm20b", "gb10b")
 
 
 class _Process(NamedTuple):
@@ -43,6 +48,8 @@ class MachineSignals:
 
     Attributes:
         too_hot_c: by thermal zone, the temperature from which on it throttles, where it says so.
+        cpus: processors.
+        memory_total_mib: of the machine.
     """
 
     def __init__(self, node: int, proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> None:
@@ -53,13 +60,11 @@ class MachineSignals:
         self._processes: dict[int, _Process] = {}
         self._scan_total = 0.0
         self._zones = _zones(sys)
-        self.too_hot_c = {
-            name: c for name, folder in self._zones.items() if (c := _trip_c(folder)) < math.inf
-        }
-        self.cpus = max(
-            1, sum(line.startswith("cpu") for line in _text(proc / "stat").splitlines()) - 1
-        )  # processors
-        self.memory_total_mib = self._memory_mib().get("MemTotal", math.nan)  # of the machine
+        trips_c = {name: _trip_c(folder) for name, folder in self._zones.items()}
+        self.too_hot_c = {name: trip_c for name, trip_c in trips_c.items() if trip_c < math.inf}
+        lines = _text(proc / "stat").splitlines()
+        self.cpus = max(1, sum(line.startswith("cpu") for line in lines) - 1)
+        self.memory_total_mib = self._memory_mib().get("MemTotal", math.nan)
         self._cpu = self._cpu_ticks()
         self.scan()
         self._own = self._own_ticks()
@@ -115,7 +120,7 @@ class MachineSignals:
             if pid not in self._family and ticks / passed >= _WORTH_LOOKING:
                 name = self._name(pid, process)
                 took[name] = took.get(name, 0.0) + ticks / passed
-        largest = sorted(took.items(), key=lambda item: -item[1])[:_NAMES]
+        largest = sorted(took.items(), key=lambda item: -item[1])[:_MOST_NAMED]
         return [(name, share) for name, share in largest if share >= _WORTH_NAMING]
 
     def _name(self, pid: int, process: _Process) -> str:
@@ -134,16 +139,13 @@ class MachineSignals:
         return process.name
 
     def _descendants(self) -> set[int]:
-        family = {self._node}
-        children: dict[int, list[int]] = {}
+        children: dict[int, set[int]] = {}
         for pid, process in self._processes.items():
-            children.setdefault(process.parent, []).append(pid)
-        waiting = [self._node]
-        while waiting:
-            for child in children.get(waiting.pop(), []):
-                if child not in family:
-                    family.add(child)
-                    waiting.append(child)
+            children.setdefault(process.parent, set()).add(pid)
+        family, newest = {self._node}, {self._node}
+        while newest:
+            newest = set().union(*(children.get(pid, set()) for pid in newest)) - family
+            family |= newest
         return family
 
     def _own_ticks(self) -> int:
@@ -151,9 +153,9 @@ class MachineSignals:
         return sum(process.ticks + process.reaped for process in found if process is not None)
 
     def _read_all(self) -> Iterable[tuple[int, _Process]]:
-        for entry in os.scandir(self._proc):
-            if entry.name.isdigit() and (process := self._read_one(int(entry.name))) is not None:
-                yield int(entry.name), process
+        for name in filter(str.isdigit, os.listdir(self._proc)):
+            if (process := self._read_one(int(name))) is not None:
+                yield int(name), process
 
     def _read_one(self, pid: int) -> _Process | None:
         name, _, rest = _text(f"{self._proc}/{pid}/stat").partition("(")[2].rpartition(")")
@@ -170,7 +172,7 @@ class MachineSignals:
 
     def _memory_mib(self) -> dict[str, float]:
         words = (line.split() for line in _text(self._proc / "meminfo").splitlines())
-        return {word[0].rstrip(":"): int(word[1]) / _KIB_PER_MIB for word in words if len(word) > 1}
+        return {word[0].rstrip(":"): int(word[1]) / 1024 for word in words if len(word) > 1}
 
     def _pressure(self, name: str, kind: str) -> float:
         """Pressure stall information, see the kernel's Documentation/accounting/psi.rst; NaN without it."""
@@ -220,3 +222,134 @@ def _text(path: Path | str) -> str:
             return file.readall().decode(errors="replace")
     except OSError:
         return ""
+
+
+class Gpu:
+    """A card, or none.
+
+    Attributes:
+        word: what it is, or why there is none.
+        throttled: why its clocks are lower than they could be, as of the last look; empty if they are not.
+    """
+
+    def __init__(self, word: str) -> None:
+        """No card; `word` says why."""
+        self.word, self.throttled = word, ""
+
+    def read(self) -> dict[str, float]:
+        """The card now, by name and unit as the records have it, NaN where it does not say.
+
+        Empty without one.
+
+        `gpu_used_percent` is the share of the last moment in which a kernel ran.
+        """
+        return {}
+
+
+class Nvml(Gpu):
+    """A card by NVML, or a part of one (MIG)."""
+
+    def __init__(self, nvml: Any, index: int, environment: Mapping[str, str] = os.environ) -> None:  # noqa: ANN401
+        """Open the card that CUDA calls by this index.
+
+        Args:
+            nvml: the module, which has no types.
+            index: CUDA's, among those that are visible.
+            environment: `CUDA_VISIBLE_DEVICES` names these in their order, by NVML's index or by the first
+                letters of a UUID; without it, workers have CUDA number the cards as NVML does, see
+                `choose_device`.
+
+        Raises:
+            nvml.NVMLError: there is no driver, or no such card.
+            LookupError: which card it is cannot be known.
+        """
+        self._nvml = nvml
+        nvml.nvmlInit()
+        self._card = self._handle(index, environment)
+        super().__init__(str(nvml.nvmlDeviceGetName(self._card)))
+
+    def _handle(self, index: int, environment: Mapping[str, str]) -> Any:  # noqa: ANN401
+        nvml = self._nvml
+        visible = environment.get("CUDA_VISIBLE_DEVICES")
+        names = (
+            [str(index)]
+            if visible is None
+            else [name.strip() for name in visible.split(",")][index : index + 1]
+        )
+        if not names:
+            raise LookupError(f"CUDA_VISIBLE_DEVICES is {visible!r}, which has no device {index}")
+        (name,) = names
+        if name.isdecimal():
+            cards = nvml.nvmlDeviceGetCount()
+            if cards > 1 and environment.get("CUDA_DEVICE_ORDER", _BY_BUS) != _BY_BUS:
+                raise LookupError(f"CUDA_DEVICE_ORDER is not {_BY_BUS}, and there are {cards} cards")
+            return nvml.nvmlDeviceGetHandleByIndex(int(name))
+        if name.startswith("MIG-"):
+            return nvml.nvmlDeviceGetHandleByUUID(name)
+        for number in range(nvml.nvmlDeviceGetCount()):
+            card = nvml.nvmlDeviceGetHandleByIndex(number)
+            if str(nvml.nvmlDeviceGetUUID(card)).startswith(name):
+                return card
+        raise LookupError(f"CUDA_VISIBLE_DEVICES names {name}, and no card has that UUID")
+
+    def read(self) -> dict[str, float]:
+        """See `Gpu`."""
+        nvml, card = self._nvml, self._card
+        reasons = self._ask(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(card))
+        bits = 0 if math.isnan(reasons) else int(reasons)
+        self.throttled = "; ".join(why for bit, why in _THROTTLED.items() if bits & bit)
+        return {
+            "gpu_temperature_c": self._ask(
+                lambda: nvml.nvmlDeviceGetTemperature(card, nvml.NVML_TEMPERATURE_GPU)
+            ),
+            "gpu_clock_mhz": self._ask(lambda: nvml.nvmlDeviceGetClockInfo(card, nvml.NVML_CLOCK_SM)),
+            "gpu_used_percent": self._ask(lambda: nvml.nvmlDeviceGetUtilizationRates(card).gpu),
+            "gpu_memory_used_mib": self._ask(lambda: nvml.nvmlDeviceGetMemoryInfo(card).used / _MIB),
+            "gpu_memory_total_mib": self._ask(lambda: nvml.nvmlDeviceGetMemoryInfo(card).total / _MIB),
+            "gpu_throttled": float(bool(self.throttled)),
+        }
+
+    def _ask(self, question: Callable[[], float]) -> float:
+        """The answer, NaN where this card or driver does not have it."""
+        try:
+            return float(question())
+        except self._nvml.NVMLError:
+            return math.nan
+
+
+class JetsonGpu(Gpu):
+    """The GPU of a Jetson by sysfs.
+
+    Its temperature is among the machine's thermal zones, its memory the machine's.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Read `folder`, one of /sys/class/devfreq."""
+        super().__init__(f"Jetson, {folder.name}")
+        self._folder = folder
+
+    def read(self) -> dict[str, float]:
+        """Clock and load now."""
+        return {
+            "gpu_clock_mhz": number_in(self._folder / "cur_freq") / 1_000_000,
+            "gpu_used_percent": number_in(self._folder / "device" / "load") / 10,
+        }
+
+
+def gpu_source(device: str, sys: Path = Path("/sys")) -> Gpu:
+    """The card that a node of this parameter `device` uses, asked for once."""
+    if device == "cpu":
+        return Gpu("not used")
+    for folder in sorted((sys / "class" / "devfreq").glob("*")):
+        if any(name in folder.name for name in _JETSON_GPUS) and (folder / "cur_freq").exists():
+            return JetsonGpu(folder)
+    try:
+        nvml = importlib.import_module("pynvml")
+    except ImportError:
+        return Gpu("not watched: nvidia-ml-py is not installed")
+    try:
+        return Nvml(nvml, int(device.partition(":")[2] or 0))
+    except nvml.NVMLError as error:
+        return Gpu(f"none: {error}")
+    except LookupError as error:
+        return Gpu(f"not watched: {error}")

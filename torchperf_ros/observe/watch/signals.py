@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from torchperf_ros.api.alert import Alert, Level
 from torchperf_ros.observe.watch.series_detector import THRESHOLD, Direction, SeriesDetector
 
+# What the last second was, by name, and what is unusual about it.
+Judged = tuple[dict[str, float], list[Alert]]
 _USUAL_AFTER_S = 300.0  # what has lasted this long is how it is now, and is learnt anew
 _CALM_S = 3  # usual seconds after which a departure is over
 _REPEATS = 3
@@ -77,23 +79,29 @@ class Signal:
 
     Attributes:
         value: now.
+        usual: what the signal usually is, NaN before that is known.
         baseline: what was usual before the departure that is on.
     """
 
     def __init__(self, rule: SignalRule) -> None:
-        # what the signal usually is, NaN before that is known
         self.usual = self.value = self.baseline = math.nan
         self._rule = rule
-        self._detector = SeriesDetector(rule.direction, rule.floor)
-        self._time_s = 0.0
         self._began_s: float | None = None
+        self._time_s = self._least = 0.0  # the departure that counts as one, while one is on
         self._score, self._kind = 0.0, ""  # of the second that the departure began with
-        self._confirmed = False
-        self._least = 0.0  # the departure that counts as one, while one is on
         self._far = self._near = 0
-        self._known = math.inf  # a departure that was an alert before
-        self._repeats_left = _REPEATS
         self._unlearnt: deque[tuple[float, float]] = deque(maxlen=64)
+        self._end()
+        self._learn_anew()
+
+    def _learn_anew(self) -> None:
+        self._detector = SeriesDetector(self._rule.direction, self._rule.floor)
+        # A departure that was an alert before, and how often it may be one again.
+        self._known, self._repeats_left = math.inf, _REPEATS
+
+    def _end(self) -> None:
+        self._began_s, self._confirmed = None, False
+        self._unlearnt.clear()
 
     def update(self, time_s: float, value: float) -> bool:
         """Take the value of a second; whether the signal is an alert now.
@@ -114,9 +122,7 @@ class Signal:
     def alert(
         self, stage: str, why: str = "", text: str = "", more: Mapping[str, str] | None = None
     ) -> Alert:
-        """The departure that is on.
-
-        `latency p50 31.2 ms, usually 18.4 ms, since 12 s`, and why, if that is known.
+        """The departure that is on: `latency p50 31.2 ms, usually 18.4 ms, since 12 s`, and why, if that is known.
 
         `text` replaces what comes before the time.
         """
@@ -132,10 +138,8 @@ class Signal:
         self.usual = reading.baseline
         least = max(self._rule.floor, self._rule.share * abs(reading.baseline))
         departure = self._rule.departure(value, reading.baseline)
-        unusual = reading.kind not in {
-            "",
-            "gap",
-        }  # also where the score is halved, soon after something else
+        # Also where the score is halved, soon after something else.
+        unusual = reading.kind not in {"", "gap"}
         if departure < least or not (unusual or departure >= self._known):
             return
         self._began_s, self.baseline = time_s, reading.baseline
@@ -146,28 +150,20 @@ class Signal:
 
     def _follow(self, began_s: float, time_s: float, value: float) -> None:
         """Whether what has begun goes on, is an alert by now, or is over."""
-        if self._rule.departure(value, self.baseline) >= self._least:
-            self._far += 1
-            self._near = 0
-        else:
-            self._near += 1
+        is_far = self._rule.departure(value, self.baseline) >= self._least
+        self._far += is_far
+        self._near = 0 if is_far else self._near + 1
         self._unlearnt.append((time_s, value))
         if not self._confirmed and self._far >= self._rule.confirm_s:
             self._confirmed = True
             self._repeats_left -= self._known < math.inf
             self._known = self._least if self._repeats_left > 0 else math.inf
         if time_s - began_s > _USUAL_AFTER_S:
-            self._detector = SeriesDetector(self._rule.direction, self._rule.floor)
-            self._known, self._repeats_left = math.inf, _REPEATS
+            self._learn_anew()
             self._end()
         elif self._near >= (_CALM_S if self._confirmed else max(1, self._rule.confirm_s // 2)):
-            if (
-                not self._confirmed or self._repeats_left <= 0
-            ):  # not worth an alert, or no longer: how things are
+            # Not worth an alert, or no longer: how things are.
+            if not self._confirmed or self._repeats_left <= 0:
                 for sample in self._unlearnt:
                     self._detector.update(*sample)
             self._end()
-
-    def _end(self) -> None:
-        self._began_s, self._confirmed = None, False
-        self._unlearnt.clear()
