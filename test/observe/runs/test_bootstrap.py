@@ -10,7 +10,12 @@ from hypothesis.extra.numpy import arrays
 
 pytest.importorskip("arch", reason="arch is not installed")
 
-from torchperf_ros.observe.runs.compare.bootstrap import (
+from torchperf_ros.observe.runs.changes import (
+    DROPPED,
+    MAX,
+    MISS,
+    P50,
+    P99,
     block_length,
     figures,
     frame_changes,
@@ -19,7 +24,6 @@ from torchperf_ros.observe.runs.compare.bootstrap import (
     run_change,
     stage_frames,
 )
-from torchperf_ros.observe.runs.compare.changes import DROPPED, MAX, MISS, P50, P99
 from torchperf_ros.observe.runs.run_log import RunLog, StageLog
 
 from . import compare_runs as made

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks.regress import STAGE, Cell, LatencyModel, Slower, count, save
-from torchperf_ros.observe.runs.compare.bootstrap import stage_frames
+from torchperf_ros.observe.runs.changes import stage_frames
 from torchperf_ros.replay.run_reading import load_run
 
 LONG = 30_000

@@ -15,10 +15,9 @@ pytest.importorskip("plotly", reason="plotly is not installed")
 pytest.importorskip("arch", reason="arch is not installed")
 
 
-from torchperf_ros.observe.runs.compare import comparison
-from torchperf_ros.observe.runs.compare.verdict_page import verdict_page
-from torchperf_ros.observe.runs.run_file import write_run
-from torchperf_ros.observe.runs.run_log import StageLog
+from torchperf_ros.observe.runs import comparison
+from torchperf_ros.observe.runs.run_log import StageLog, write_run
+from torchperf_ros.observe.runs.verdict import verdict_page
 from torchperf_ros.tools.main import app
 
 from . import compare_runs as made

@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 pytest.importorskip("arch", reason="arch is not installed")
 
 
-from torchperf_ros.observe.runs.compare.bootstrap import stage_frames
-from torchperf_ros.observe.runs.compare.changes import Judgement
-from torchperf_ros.observe.runs.compare.comparison import agreement, compare
-from torchperf_ros.observe.runs.compare.verdict_text import headline
+from torchperf_ros.observe.runs.changes import Judgement, stage_frames
+from torchperf_ros.observe.runs.comparison import agreement, compare
 from torchperf_ros.observe.runs.run_log import RunLog, RunLogError, StageLog
+from torchperf_ros.observe.runs.verdict import headline
 
 from . import compare_runs as made
 

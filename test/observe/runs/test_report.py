@@ -10,13 +10,12 @@ pytest.importorskip("plotly", reason="plotly is not installed")
 
 from plotly.offline import get_plotlyjs
 
-from torchperf_ros.observe.runs.report import report_page
-from torchperf_ros.observe.runs.report.report_page import Overview, OverviewRow, write_report
-from torchperf_ros.observe.runs.report.report_pictures import VERMILION, envelope
-from torchperf_ros.observe.runs.report.report_words import in_words, stage_figures, verdict, worst_frames
+from torchperf_ros.observe.runs import report_page
+from torchperf_ros.observe.runs.report_page import Overview, OverviewRow, write_report
+from torchperf_ros.observe.runs.report_pictures import VERMILION, envelope
+from torchperf_ros.observe.runs.report_words import in_words, stage_figures, verdict, worst_frames
 from torchperf_ros.observe.runs.run_builder import RunLogBuilder
-from torchperf_ros.observe.runs.run_file import run_of, write_run
-from torchperf_ros.observe.runs.run_log import CANDIDATE, RunLogError
+from torchperf_ros.observe.runs.run_log import CANDIDATE, RunLogError, run_of, write_run
 from torchperf_ros.replay.input_pictures import input_pictures
 from torchperf_ros.stage.frame_table import FRAME
 

@@ -11,9 +11,16 @@ import numpy as np
 import pytest
 
 from torchperf_ros.api.outcome import Fallback, Outcome
-from torchperf_ros.observe.runs.compare.bootstrap import stage_frames
-from torchperf_ros.observe.runs.run_file import RUN_FILE, read_run, run_of, write_run
-from torchperf_ros.observe.runs.run_log import UNKNOWN, RunLogError, StageLog
+from torchperf_ros.observe.runs.changes import stage_frames
+from torchperf_ros.observe.runs.run_log import (
+    RUN_FILE,
+    UNKNOWN,
+    RunLogError,
+    StageLog,
+    read_run,
+    run_of,
+    write_run,
+)
 from torchperf_ros.replay.run_reading import load_run
 from torchperf_ros.stage.frame_table import FRAME
 

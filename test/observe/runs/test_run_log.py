@@ -8,8 +8,8 @@ from rosbags.rosbag1 import Writer
 from rosbags.typesys import Stores, get_typestore
 
 from torchperf_ros.api.outcome import Fallback, GuardVerdict, Outcome
-from torchperf_ros.observe.runs.report.report_pictures import timeline
-from torchperf_ros.observe.runs.report.report_words import stage_figures
+from torchperf_ros.observe.runs.report_pictures import timeline
+from torchperf_ros.observe.runs.report_words import stage_figures
 from torchperf_ros.observe.runs.run_log import UNKNOWN, RunLogError
 from torchperf_ros.observe.telemetry.latency_record import LABELS, LabelledArray
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from torchperf_ros.api.alert import Level
-from torchperf_ros.observe.telemetry.machine_signals import Gpu, JetsonGpu, MachineSignals, Nvml, gpu_source
+from torchperf_ros.observe.telemetry.machine import Gpu, JetsonGpu, MachineSignals, Nvml, gpu_source
 from torchperf_ros.observe.watch.watch import MachineWatch
 
 NODE, WORKER, HOG, QUIET = 100, 101, 200, 300

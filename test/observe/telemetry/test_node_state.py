@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchperf_ros.api.outcome import Fallback, Outcome
+from torchperf_ros.observe.telemetry.fields import typed
 from torchperf_ros.observe.telemetry.node_state import (
     RECENT_FRAMES,
     SILENT_S,
@@ -36,7 +37,7 @@ def report(node: NodeState, *statuses: Any) -> None:
 def report_of(node: NodeState, pid: int = 1) -> None:
     report(
         node,
-        status("perf: perception", health="nominal", tier=1, tiers="full, medium"),
+        status("perf: perception", health="nominal", tier="medium", tiers="full, medium"),
         status("perf: planning", health="DEGRADED"),
         status("perf: node", pid=pid, lifecycle="active"),
     )
@@ -288,9 +289,9 @@ def test_given_workers_when_one_still_loads_then_the_stage_is_not_complete(
 
 def test_given_counters_when_asked_for_the_lost_then_what_came_to_an_end_does_not_count() -> None:
     values = {"frames": "100", "superseded": "3", "stale": "1", "answered": "95"}
-    assert StageState("s", values).lost == 1
-    assert StageState("s", values | {"unanswered": "1"}).lost == 0
-    assert StageState("s", values | {"answered": "many"}).lost is None
+    assert StageState("s", typed(values)).lost == 1
+    assert StageState("s", typed(values | {"unanswered": "1"})).lost == 0
+    assert StageState("s", typed(values | {"answered": "many"})).lost is None
 
 
 def test_given_stamps_when_asked_for_the_nearest_then_only_one_within_eight_milliseconds_counts() -> None:

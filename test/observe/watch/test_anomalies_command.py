@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from torchperf_ros.observe.runs.run_file import run_of, write_run
+from torchperf_ros.observe.runs.run_log import run_of, write_run
 from torchperf_ros.observe.watch.series_detector import SeriesDetector
 from torchperf_ros.stage.frame_table import FRAME
 from torchperf_ros.tools.main import app

@@ -21,10 +21,10 @@ from torchperf_ros.observe.doctor.environment import Check, Need, look_around
 from torchperf_ros.observe.doctor.rules import Advice, Case, advise, sentence
 from torchperf_ros.observe.doctor.split import AFTER, PARTS, Heard, Message, Split, split
 from torchperf_ros.observe.runs.run_log import RunLog, RunLogError, StageLog, Values
-from torchperf_ros.observe.telemetry.node_state import NodeState, StageState, number_of
+from torchperf_ros.observe.telemetry.node_state import NodeState, StageState
 
 if TYPE_CHECKING:
-    from torchperf_ros.observe.top.listener import NodeListener
+    from torchperf_ros.observe.top.top import NodeListener
 
 _OF_NODE: Final = ("use_sim_time", "worker_threads", "realtime_priority", "lock_memory")
 _OF_STAGE: Final = ("budget_from", "input_reliability", "priority")
@@ -43,8 +43,6 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Findings:
-    """What was found of one run."""
-
     name: str
     cases: tuple[Case, ...]
     advice: tuple[Advice, ...]
@@ -66,7 +64,7 @@ class Ear:
     actuation: str = ""
     state: NodeState = field(default_factory=lambda: NodeState(""))
     parameters: dict[str, Any] = field(default_factory=dict)
-    first: dict[str, dict[str, str]] = field(default_factory=dict)  # by stage, its values at the start
+    first: dict[str, dict[str, Any]] = field(default_factory=dict)  # by stage, its values at the start
     topics: dict[str, list[Message]] = field(default_factory=dict)
     drivers: dict[str, list[str]] = field(default_factory=dict)  # by trigger
     problems: dict[str, str] = field(default_factory=dict)  # by topic
@@ -128,7 +126,7 @@ def examine_node(name: str, seconds: float, actuation: str, progress: Progress) 
     Raises:
         RunLogError: nothing was heard of it.
     """
-    from torchperf_ros.observe.top.listener import listen_for
+    from torchperf_ros.observe.top.top import listen_for
 
     ear = Ear(name, actuation)
     psutil.cpu_percent()
@@ -235,7 +233,6 @@ def _case(node: str, log: StageLog, found: Split) -> Case:
 
 
 def _live_case(ear: Ear, log: StageLog, found: Split, lacks: frozenset[str]) -> Case:
-    """What the frames say, and the node's status, its parameters and its subscribers."""
     state, own = ear.state.stages[found.stage], ear.parameters
     case, values, heard = _case(ear.node, log, found), state.values, ear.heard(state)
     predicted = {
@@ -270,7 +267,6 @@ def _live_case(ear: Ear, log: StageLog, found: Split, lacks: frozenset[str]) -> 
 
 
 def _silent(ear: Ear, name: str) -> str:
-    """Why no frame of a stage was answered."""
     stage = ear.state.stages[name]
     trigger = stage.values.get("trigger", "")
     if not trigger:
@@ -290,13 +286,12 @@ def _silent(ear: Ear, name: str) -> str:
     return f"{name}: {came}; the stage is {stage.message or 'silent'}"
 
 
-def _waited(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, tuple[int, float]]:
+def _waited(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[int, float]]:
     """By synchronised input: how many frames waited for it meanwhile, and how long together."""
     names = [key.removeprefix("input_").removesuffix("_waited") for key in now if key.endswith("_waited")]
     grown = {
         name: [
-            number_of(now.get(key)) - number_of(before.get(key, "0"))
-            for key in (f"input_{name}_waited", f"input_{name}_waited_ms")
+            now[key] - before.get(key, 0.0) for key in (f"input_{name}_waited", f"input_{name}_waited_ms")
         ]
         for name in names
     }
@@ -320,7 +315,6 @@ def _pid_here(pid: str) -> int | None:
 
 
 def show(found: Findings, console: Console) -> None:
-    """Print tables, the sentence on the largest part, advice, and the environment."""
     for case in found.cases:
         if case.split.frames:
             console.print(_table(case))

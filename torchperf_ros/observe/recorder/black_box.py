@@ -33,8 +33,6 @@ _Topic = tuple[str, str]  # its name as resolved, and its message type
 
 
 class _Kept(NamedTuple):
-    """A record, what it counts for in bytes, and of a frame the inputs that become messages."""
-
     t_ns: int
     kept_ns: int
     size: int
@@ -52,8 +50,6 @@ class _Entry(NamedTuple):
 
 @dataclass
 class _Incident:
-    """An incident that is being recorded: what was kept before, and what has come since."""
-
     name: str
     until_s: float
     files: dict[str, str]
@@ -161,7 +157,6 @@ class BlackBox:
             self._incident.add(self._entries(entry))
 
     def _entries(self, kept: _Kept) -> Iterator[_Entry]:
-        """The messages of a record, their bytes copied."""
         record, t_ns = kept.record, max(kept.t_ns, 0)
         if isinstance(record, MessageRecord):
             yield _Entry(t_ns, self._topics[record.topic], record.data)
@@ -204,7 +199,6 @@ class BlackBox:
         incident.left_bytes = room
 
     def tick(self, now_s: float) -> None:
-        """Once a second: write the incident if its time has come."""
         if self._incident is not None and (self._incident.is_over or now_s >= self._incident.until_s):
             self.finish(wait=False)
 

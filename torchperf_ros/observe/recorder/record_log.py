@@ -147,7 +147,6 @@ class RecordLog:
         self.written += len(lines)
 
     def _rotate(self) -> None:
-        """The oldest file goes, each other one becomes one older, and a new one begins."""
         paths = [self._path, *(self._folder / f"{_NAME}.{number}.jsonl" for number in range(1, _FILES))]
         for newer, older in reversed(list(zip(paths, paths[1:], strict=False))):
             if newer.exists():

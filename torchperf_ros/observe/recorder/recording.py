@@ -227,7 +227,6 @@ class Recording:
         self._queue(len(data), self._send_message, topic, t_ns, data)
 
     def event(self, t_ns: int, **fields: Any) -> None:  # noqa: ANN401 - JSON
-        """Anything else, with its `kind`."""
         size_bytes = sum(len(value) for value in fields.values() if isinstance(value, str))
         self._queue(size_bytes, self.writer.event, t_ns, fields)
 
@@ -267,7 +266,6 @@ class Recording:
 
     @property
     def cut(self) -> int:
-        """Events whose texts were cut, as they were too large."""
         return self.writer.cut
 
     def unable(self) -> str:

@@ -69,7 +69,6 @@ class StageCollector(Collector):
         lane: Callable[[], Values] = dict,
         refused: Callable[[], int] = int,
     ) -> None:
-        """Take the node's stages, what asks for the values of its emergency lane's status, and for refused scrapes."""
         self._config, self._refused = config, refused
         self._lane = lane
         self._stages = stages
@@ -165,8 +164,6 @@ class _ScrapeServer6(_ScrapeServer):
 
 
 class MetricsExporter:
-    """An HTTP server that answers `/metrics`."""
-
     def __init__(
         self, config: NodeConfig, stages: Iterable[Stage], lane: Callable[[], Values] = dict
     ) -> None:
@@ -185,7 +182,6 @@ class MetricsExporter:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop serving and free the port."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

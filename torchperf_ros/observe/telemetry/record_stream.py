@@ -63,7 +63,6 @@ _CUT_TO: Final = (_MAX_EVENT, 16_384, 2_048, 64)
 
 
 def sent_row(answer: Answer, t_ns: int, answer_ms: float) -> bytes:
-    """A frame as bytes of `SENT`."""
     return _ROW.pack(
         *frame_row(answer, t_ns, answer_ms),
         answer.frame.received_ns,
@@ -229,7 +228,6 @@ class StreamReader:
     """
 
     def __init__(self, own: socket.socket, ring_fd: int, stage_fds: list[int]) -> None:
-        """Take the socket, the node's ring, and the rings of the stages, in their order."""
         self.socket = own
         self.lost = self.overwritten = 0  # packets that the sender could not send
         self._payloads = FrameReader(ring_fd)

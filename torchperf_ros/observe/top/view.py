@@ -22,7 +22,6 @@ from torchperf_ros.observe.telemetry.node_state import (
     NodeState,
     SeenFrame,
     StageState,
-    number_of,
 )
 
 HEAD_ROWS: Final = 2
@@ -134,7 +133,6 @@ def ends(left: Text, right: Text, width: int) -> Table:
 
 
 def node_title(node: NodeState, width: int) -> Table:
-    """The node's name and health, and whether it is heard at all."""
     left = Text.assemble((" torchperf top ", "bold black on green3"), (f" {node.name} ", "bold"))
     if not node.heard:
         left.append("● WAITING", "bold steel_blue1")
@@ -288,7 +286,7 @@ def _why(stage: StageState) -> str:
 
 
 def _stage_line(stage: StageState) -> str:
-    p50, p99, budget = (short(stage.values.get(key)) for key in ("p50_ms", "p99_ms", "budget_ms"))
+    p50, p99, budget = (short(stage.number(key)) for key in ("p50_ms", "p99_ms", "budget_ms"))
     state = ": ".join(filter(None, [stage.health or DASH, _why(stage)]))
     return f"{stage.name} {state} p50 {p50} p99 {p99} of {budget} ms, {_on_time(stage)} on time"
 
@@ -320,7 +318,7 @@ def _latency(stage: StageState, width: int) -> Text:
     row = Text()
     for key, unit in (("p50_ms", ""), ("p95_ms", ""), ("p99_ms", ""), ("max_ms", ""), ("budget_ms", " ms")):
         row.append(f"{key.removesuffix('_ms')} ", "grey62").append(
-            f"{short(stage.values.get(key)):>5}{unit}  ", "bold"
+            f"{short(stage.number(key)):>5}{unit}  ", "bold"
         )
     p50, p99, budget = map(stage.number, ("p50_ms", "p99_ms", "budget_ms"))
     cells = width - row.cell_len - 1
@@ -420,11 +418,10 @@ def _workers(stage: StageState) -> Text:
         {key.split("_")[1] for key in stage.values if key.startswith("worker_") and key.count("_") > 1}
     )
     for number in numbers or ["0"]:
-        pid, state, rss = (
-            stage.values.get(f"worker_{number}_{key}") or DASH for key in ("pid", "state", "rss_mib")
-        )
+        pid, state = (stage.values.get(f"worker_{number}_{key}") or DASH for key in ("pid", "state"))
         row.append(f"worker {number} ", "grey62").append(f"{state.split(' (')[0]} ", "bold")
-        row.append("pid ", "grey62").append(f"{pid} ").append(f"{short(rss)} MiB   ")
+        rss = short(stage.number(f"worker_{number}_rss_mib"))
+        row.append("pid ", "grey62").append(f"{pid} ").append(f"{rss} MiB   ")
     return row
 
 
@@ -441,8 +438,6 @@ def _known(counts: Mapping[str, int | None]) -> dict[str, int | str | None]:
     return {name: count for name, count in counts.items() if count}
 
 
-def short(text: str | None) -> str:
-    """A number of a status in at most four characters, a dash if it is none."""
-    number = number_of(text)
-    # four characters
+def short(number: float) -> str:
+    """A number in at most four characters, a dash if it is none."""
     return f"{number:.{int(number < 100)}f}" if math.isfinite(number) else DASH  # noqa: PLR2004

@@ -16,7 +16,7 @@ from torchperf_ros.api.messages import decode, has_header
 from torchperf_ros.api.outcome import Outcome
 from torchperf_ros.observe.telemetry.record_stream import FrameRecord
 from torchperf_ros.observe.watch.picture import Stillness, blindness, compressed_picture, raw_picture
-from torchperf_ros.observe.watch.signals import Judged, Signal, SignalRule, alert, since
+from torchperf_ros.observe.watch.series_detector import Judged, Signal, SignalRule, alert, since
 from torchperf_ros.workers.frame_ring import InputBytes
 
 _IMAGE, _COMPRESSED = "sensor_msgs/msg/Image", "sensor_msgs/msg/CompressedImage"
@@ -101,7 +101,6 @@ class InputContent:
             self._sample, self._second, self._same_since_ns, self._same = sample, b"", now_ns, 1
 
     def _look(self, data: bytes | memoryview, now_ns: int) -> None:
-        """Decode a message and see whether there is anything in it."""
         if self._same > 1 and not _equal(data, self._second):
             self._second, self._same_since_ns, self._same = b"", now_ns, 1
         seen = ""
@@ -133,7 +132,6 @@ class InputContent:
         return "" if found is None else blindness(found)
 
     def second(self, now_ns: int) -> Judged:
-        """What is wrong at present, once a second."""
         found: list[Alert] = []
         if now_ns - self._taken_ns > _LAPSES_S * NS_PER_S:
             return {}, found
@@ -262,7 +260,6 @@ class OutputContent:
         return last is not None and self._last[0] == last[0] and self._last[1] != last[1]
 
     def second(self, now_ns: int) -> Judged:
-        """Means over the last second, and what is unusual about them."""
         values, alerts = {}, []
         for name, found in self._found.items():
             values[name] = fmean(found) if found else math.nan

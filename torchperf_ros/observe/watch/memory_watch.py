@@ -56,8 +56,6 @@ _Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Growth:
-    """A trend over one window."""
-
     mib_per_hour: float  # Theil-Sen slope
     confidence: float  # one less the p-value of the Mann-Kendall test, 0 to 1
     window_s: float  # how long the window is that it was seen in

@@ -14,7 +14,7 @@ from torchperf_ros.api.alert import Alert, Level
 from torchperf_ros.api.clock import NS_PER_MS, NS_PER_S
 from torchperf_ros.api.outcome import IN_TIME, Fallback, Outcome
 from torchperf_ros.observe.telemetry.record_stream import SENT
-from torchperf_ros.observe.watch.signals import Judged, Signal, SignalRule, alert, number, since
+from torchperf_ros.observe.watch.series_detector import Judged, Signal, SignalRule, alert, number, since
 from torchperf_ros.workers.calibration import SortedWindow
 
 _Rows = NDArray[np.void]
@@ -78,7 +78,6 @@ class StageSignals:
         self._last: list[tuple[int, int]] = []  # number and receipt of the newest frame, once there was one
 
     def answered(self, row: np.void) -> None:
-        """Take the row of an answered frame, see `SENT`."""
         self._rows.append(row)
 
     def second(self, now_ns: int, others: str = "", *, active: bool = True) -> Judged:
@@ -281,7 +280,6 @@ class CounterSignals:
                     self._rises[key].append((time_s, rise))
 
     def second(self, now_ns: int) -> Judged:
-        """How much each has risen in its span of time, and an alert for each that has risen too much."""
         time_s = now_ns / NS_PER_S
         values, alerts = {}, []
         for key, rule in _COUNTERS.items():

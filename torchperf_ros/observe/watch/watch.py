@@ -7,10 +7,10 @@ from typing import Any, Final, NamedTuple
 
 from torchperf_ros.api.alert import Alert, Level
 from torchperf_ros.api.clock import NS_PER_S
-from torchperf_ros.observe.telemetry.machine_signals import Gpu, MachineSignals, gpu_source
+from torchperf_ros.observe.telemetry.machine import Gpu, MachineSignals, gpu_source
 from torchperf_ros.observe.telemetry.record_stream import EventRecord, FrameRecord, StreamRecord
 from torchperf_ros.observe.watch.content import InputContent, OutputContent
-from torchperf_ros.observe.watch.signals import alert, number, since
+from torchperf_ros.observe.watch.series_detector import alert, number, since
 from torchperf_ros.observe.watch.stage_signals import CounterSignals, StageSignals
 
 # The event that says whether the node is `active`, and the counters of its `stages` by name, see `COUNTED`.
@@ -59,7 +59,6 @@ class MachineWatch:
         return "" if math.isnan(share) else f"{share:.0f}"
 
     def read(self, time_s: float) -> None:
-        """Read everything; then `values` and `others_percent` are those of the last second."""
         self.values = self._signals.read() | self._gpu.read()
         if time_s >= self._scanned_s + _SCAN_S:
             self._scan(time_s)
@@ -146,7 +145,6 @@ class StageWatch:
     """
 
     def __init__(self, setup: Mapping[str, Any]) -> None:
-        """Take what the node says of the stage at the start, see `Recorder`."""
         name, inputs, tiers = setup["name"], setup["inputs"], setup["tiers"]
         # none where another stage gives it out
         trigger = inputs[0][0] if inputs and inputs[0] is not None else ""
@@ -201,7 +199,6 @@ class Watch:
     """
 
     def __init__(self, setup: Mapping[str, Any], gpu: Gpu | None = None) -> None:
-        """Take what the node says at its start, see `Recorder`; the card is by default that of its `device`."""
         self.signals: dict[str, Any] = {"machine": {}, "stages": {}}
         self._stages = {stage["name"]: StageWatch(stage) for stage in setup["stages"]}
         self._by_index = list(self._stages.values())
@@ -212,7 +209,6 @@ class Watch:
         self._counters: dict[str, Mapping[str, str]] = {}
 
     def take(self, record: StreamRecord) -> None:
-        """Take a record of the node: frames, drops, counters."""
         if isinstance(record, FrameRecord):
             self._by_index[record.stage].frame(record)
         elif isinstance(record, EventRecord) and record.fields["kind"] == "dropped":

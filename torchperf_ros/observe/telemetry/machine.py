@@ -1,14 +1,122 @@
-"""What the machine is doing: processors, memory, pressure, temperatures, from /proc and /sys; and the GPU.
+"""A machine: the facts that all that report figures name, and its processors, memory, temperatures and GPU now.
 
-A card is read by NVML, or sysfs on a Jetson.
+It is read from /proc and /sys, and a card by NVML, or sysfs on a Jetson. Nothing here imports torch.
 """
 
+import contextlib
+import ctypes
+import hashlib
 import importlib
 import math
 import os
+import platform
+import re
+import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+
+import psutil
+
+from torchperf_ros.settings.build_options import version_of
+
+_DIGITS: Final = 16
+_PR_SET_CHILD_SUBREAPER: Final = 36
+
+
+def machine_facts(device: str = "cpu", proc: Path = Path("/proc")) -> dict[str, object]:
+    """Processor, cores, memory, device and versions, as JSON values.
+
+    `fingerprint` is a hash of those that latency depends on and that an update of software leaves as they
+    are: `cpu`, `cores`, `memory_mib`, `device`, which is `cpu` or the name of a CUDA device. Two machines
+    of one kind share it.
+    """
+    total = re.search(r"^MemTotal:\s+(\d+)", _text(proc / "meminfo"), re.MULTILINE)
+    memory_mib = installed_mib(int(total[1]) / 1024 if total else 0.0)
+    cores = len(os.sched_getaffinity(0))
+    hardware = {"cpu": cpu_model(proc), "cores": cores, "memory_mib": memory_mib, "device": device}
+    text = "\n".join(f"{key}={value}" for key, value in hardware.items())
+    return {
+        **hardware,
+        "torch": version_of("torch"),
+        "python": platform.python_version(),
+        "fingerprint": hashlib.sha256(text.encode()).hexdigest()[:_DIGITS],
+    }
+
+
+def machine_now(device: str = "cpu") -> dict[str, object]:
+    """`machine_facts`, and what else may matter when the figures are read: kernel, load and date."""
+    return {
+        **machine_facts(device),
+        "kernel": platform.release(),
+        "load_average": [round(load, 2) for load in os.getloadavg()],
+        "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
+
+
+class ProcessorShare:
+    """How much of the machine's processor time others took since this object was made.
+
+    Own time is that of this process and its descendants. A descendant whose parent is killed becomes a
+    child of this process, so that its time still counts after its end.
+    """
+
+    def __init__(self) -> None:
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self._start = _processor_s()
+
+    def of_others(self) -> float:
+        """The share of processor time that other processes used here, 0 to 1."""
+        busy_s, own_s, _, all_s = self._since()
+        return min(max(busy_s - own_s, 0.0) / all_s, 1.0)
+
+    def stolen(self) -> float:
+        _, _, stolen_s, all_s = self._since()
+        return stolen_s / all_s
+
+    def _since(self) -> tuple[float, float, float, float]:
+        busy_s, own_s, stolen_s, all_s = (
+            end - start for start, end in zip(self._start, _processor_s(), strict=True)
+        )
+        return busy_s, own_s, stolen_s, max(all_s, 1e-9)
+
+
+def _processor_s() -> tuple[float, float, float, float]:
+    """Seconds of all processors so far.
+
+    Busy, busy for this process and its children, taken by the host, and all.
+    """
+    times = psutil.cpu_times()
+    here_s = times.user + times.nice + times.system + times.irq + times.softirq
+    return here_s, _own_s(), times.steal, here_s + times.idle + times.iowait + times.steal
+
+
+def _own_s() -> float:
+    """Seconds of this process and its descendants, ended ones included."""
+    seconds = sum(os.times()[:4])
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            seconds += sum(child.cpu_times()[:4])
+    return seconds
+
+
+def cpu_model(proc: Path = Path("/proc")) -> str:
+    """The processor's name; where it names none (Arm), the board's, else the architecture."""
+    named = re.search(r"^model name\s*:(.*)", _text(proc / "cpuinfo"), re.MULTILINE)
+    board = _text(proc / "device-tree" / "model").strip("\0\n ")
+    return named[1].strip() if named else board or platform.machine()
+
+
+def installed_mib(seen_mib: float) -> int:
+    """The memory that is built in, from what the kernel leaves of it.
+
+    The next size of 2, 3, 4, 6, 8, 12, ... MiB.
+
+    A kernel keeps a few percent for itself, another version a few more; the machine is the same. 0 stays 0.
+    """
+    sizes = (size for power in range(1, 60) for size in (1 << power, 3 << (power - 1)))
+    return next(size for size in sizes if size >= seen_mib) if seen_mib > 0 else 0
+
 
 _BUSY: Final = (0, 1, 2, 5, 6, 7)  # user, nice, system, irq, softirq, steal; 3 and 4 are idle and iowait
 _STEAL, _FIELDS = 7, 8
@@ -97,7 +205,6 @@ class MachineSignals:
 
     @property
     def family(self) -> frozenset[int]:
-        """The node and its descendants, as of the last scan."""
         return frozenset(self._family)
 
     def scan(self) -> list[tuple[str, float]]:
@@ -184,7 +291,6 @@ class MachineSignals:
 
 
 def _zones(sys: Path) -> dict[str, Path]:
-    """Thermal zones by type; of the same type, by number."""
     zones: dict[str, Path] = {}
     for folder in sorted((sys / "class" / "thermal").glob("thermal_zone*")):
         name = _text(folder / "type").strip() or folder.name
@@ -233,7 +339,6 @@ class Gpu:
     """
 
     def __init__(self, word: str) -> None:
-        """No card; `word` says why."""
         self.word, self.throttled = word, ""
 
     def read(self) -> dict[str, float]:
@@ -293,7 +398,6 @@ class Nvml(Gpu):
         raise LookupError(f"CUDA_VISIBLE_DEVICES names {name}, and no card has that UUID")
 
     def read(self) -> dict[str, float]:
-        """See `Gpu`."""
         nvml, card = self._nvml, self._card
         reasons = self._ask(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(card))
         bits = 0 if math.isnan(reasons) else int(reasons)
@@ -324,12 +428,10 @@ class JetsonGpu(Gpu):
     """
 
     def __init__(self, folder: Path) -> None:
-        """Read `folder`, one of /sys/class/devfreq."""
         super().__init__(f"Jetson, {folder.name}")
         self._folder = folder
 
     def read(self) -> dict[str, float]:
-        """Clock and load now."""
         return {
             "gpu_clock_mhz": number_in(self._folder / "cur_freq") / 1_000_000,
             "gpu_used_percent": number_in(self._folder / "device" / "load") / 10,
