@@ -2,7 +2,6 @@ import itertools
 import json
 import math
 import resource
-import threading
 from dataclasses import replace
 from datetime import datetime, timezone
 
@@ -205,36 +204,6 @@ def test_given_an_incident_when_ros_time_jumps_then_it_ends_there(tmp_path):
     assert box.incidents == 1
 
 
-def test_given_little_room_when_ros_time_jumps_during_an_incident_then_nothing_that_follows_is_in_it(
-    tmp_path,
-):
-    size = len(text("x" * 1000))
-    box = Box(tmp_path, part_bytes=4 * size)  # what came before the jump is gone when that is noticed
-    box.incident(0)
-    report(box, 100.0, 0)
-    for at_s in (1.0, 1.2, 1.4, 1.6):
-        BlackBox.frame(box, frame(at_s, inputs=(), output="x" * 900))
-    report(box, 2.0, 1)
-    assert box.written() == [(100.0, "/perf/memory", 0.0)]
-    assert box.incidents == 1
-
-
-def test_given_an_incident_that_cannot_be_written_yet_when_ros_time_jumps_then_nothing_that_follows_is_in_it(
-    tmp_path,
-):
-    box, first_may_end = Box(tmp_path), threading.Event()
-    box._fill = lambda folder, incident: first_may_end.wait(60) and BlackBox._fill(box, folder, incident)
-    report(box, 100.0, 0)
-    box.incident(0, "first")
-    box.tick(2)
-    box.incident(2, "second")
-    report(box, 2.0, 3)  # ends the second one, while the first is being written
-    report(box, 3.0, 4)
-    first_may_end.set()
-    assert box.written() == [(100.0, "/perf/memory", 0.0)]
-    assert box.incidents == 2
-
-
 def test_given_a_bound_in_bytes_when_more_comes_then_the_oldest_goes_and_what_follows_is_left_out_and_said(
     tmp_path,
 ):
@@ -306,17 +275,6 @@ def test_given_a_profile_taken_meanwhile_when_an_incident_is_written_then_it_say
     box.finish()
     (incident,) = [path for path in box.evidence.incidents() if path.name.endswith("_test")]
     assert (incident / "see_also.txt").read_text() == f"{profile.name}\n"
-
-
-@pytest.mark.parametrize("output", [None, "held"])
-def test_given_a_frame_without_inputs_when_recorded_then_the_rest_of_it_is_kept(tmp_path, output):
-    box = Box(tmp_path)
-    box.frame(replace(frame(1, output=output), inputs=[]))
-    box.incident(1)
-    folder = box.folder()
-    with Reader(folder / "black_box") as reader:
-        topics = {connection.topic for connection in reader.connections}
-    assert topics == {"/perf/latency_stages"} | ({"/boxes"} if output else set())
 
 
 def in_ring(ring, reader, second, words):

@@ -132,15 +132,6 @@ def test_given_a_disk_that_takes_no_more_when_written_then_it_is_said_and_counte
     assert lines(tmp_path)[-1]["by"] == {"disk": 1}
 
 
-def test_given_a_node_that_starts_again_when_recorded_then_it_goes_on_in_the_same_file(log, tmp_path):
-    log.frame(frame_record(**FRAME))
-    log.tick(1, 0)
-    again = RecordLog(tmp_path / "records", LIMIT, START)
-    again.frame(frame_record(**FRAME))
-    again.tick(2, 0)
-    assert [line["kind"] for line in lines(tmp_path)] == ["start", "frame", "start", "frame"]
-
-
 def test_given_an_incident_when_asked_for_records_since_then_they_are_a_file_of_their_own(log):
     for second in range(5):
         log.frame(frame_record(second, seq=second))

@@ -108,16 +108,6 @@ def test_given_a_log_of_which_half_is_missed_when_compared_then_it_is_worse_wher
         assert (found["fallback"].new, found["fallback"].conspicuous) == (pytest.approx(56, abs=3), True)
 
 
-def test_given_gaps_in_the_numbers_when_compared_then_they_are_dropped_frames():
-    rows = made.rows(made.latencies(4000, 2, phi=0.0))
-    kept = np.delete(rows, np.random.default_rng(0).permutation(3998)[:200] + 1)
-    found = verdicts(view(made.latencies(4000, 1, phi=0.0)), bare(kept))
-    assert found["dropped"].new == pytest.approx(5.0)
-    assert found["dropped"].conspicuous
-    assert found["miss"].new == pytest.approx(5.0)
-    assert found["miss"].verdict is Judgement.WORSE
-
-
 def of_tiers(tiers, *names, count=400):
     run = made.run(made.latencies(count, 1), stages=[{"name": "perception", "tiers": list(names)}])
     run.frames["perception"]["tier"] = tiers

@@ -105,15 +105,6 @@ def test_given_a_worker_that_ends_when_its_time_goes_to_its_parent_then_it_is_no
     assert signals.read()["others_cpu_percent"] == 0.0
 
 
-def test_given_a_new_worker_when_looked_for_then_it_belongs_to_the_family(kernel):
-    signals = kernel.signals()
-    kernel.process(102, "python", WORKER)
-    kernel.pass_second(p102=100)
-    assert signals.scan() == []
-    assert signals.family == {NODE, WORKER, 102}
-    assert signals.read()["others_cpu_percent"] == 0.0
-
-
 def test_given_others_when_looked_through_then_the_largest_are_named_and_interpreters_by_what_they_run(
     kernel,
 ):

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from torchperf_ros.api.outcome import Fallback, Outcome
 from torchperf_ros.observe.telemetry.fields import typed
 from torchperf_ros.observe.telemetry.node_state import (
-    RECENT_FRAMES,
     SILENT_S,
     NodeState,
     SeenFrame,
@@ -155,15 +154,6 @@ def test_given_an_anomaly_with_evidence_when_folded_then_an_event_says_where_it_
     assert said.index(("note", "node", "evidence: /state/x")) == 2
 
 
-def test_given_a_very_long_drive_when_folded_then_records_are_counted_and_only_recent_ones_kept() -> None:
-    node = heard()
-    for _ in range(RECENT_FRAMES + 10):
-        frame(node, total_ms=70.0)
-    stage = node.stages["perception"]
-    assert (stage.records, len(stage.recent)) == (RECENT_FRAMES + 10, RECENT_FRAMES)
-    assert len(node.events) < stage.far_late == node.event_count
-
-
 def test_given_reports_that_stop_when_time_passes_then_silence_is_an_event_once_and_so_is_the_return() -> (
     None
 ):
@@ -292,17 +282,6 @@ def test_given_counters_when_asked_for_the_lost_then_what_came_to_an_end_does_no
     assert StageState("s", typed(values)).lost == 1
     assert StageState("s", typed(values | {"unanswered": "1"})).lost == 0
     assert StageState("s", typed(values | {"answered": "many"})).lost is None
-
-
-def test_given_stamps_when_asked_for_the_nearest_then_only_one_within_eight_milliseconds_counts() -> None:
-    stage = StageState("s")
-    assert stage.nearest(0) is None
-    for stamp_ns in (0, 33_000_000, 66_000_000):
-        stage.add(SeenFrame(stamp_ns, Outcome.ON_TIME, None, 10.0, 50.0, -40.0))
-    near = stage.nearest(40_000_000)
-    assert near is not None
-    assert near.stamp_ns == 33_000_000
-    assert stage.nearest(49_000_000) is None
 
 
 def test_given_answers_a_thirtieth_apart_when_asked_for_the_rate_then_it_is_thirty_unless_the_input_stopped() -> (

@@ -244,13 +244,6 @@ def test_given_a_long_event_when_drawn_then_it_goes_on_in_the_next_row_below_its
     assert not any("…" in row for row in rows[first : first + 4])
 
 
-def test_given_a_larger_terminal_when_drawn_then_the_strip_is_wider_and_higher():
-    small, large = (
-        sum(row.count("█") for row in drawn(watched(1), *size)) for size in ((80, 24), (200, 50))
-    )
-    assert large > 2 * small
-
-
 def test_given_nothing_heard_when_drawn_then_it_says_what_it_waits_for_and_who_was_heard_instead():
     node = NodeState("/perf")
     node.others.add("/robot2/perf")

@@ -1,9 +1,6 @@
 import math
-import subprocess
-import sys
 
 import numpy as np
-import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -135,24 +132,3 @@ def test_given_any_series_when_its_slope_is_taken_then_it_is_scipys(values):
     stats = pytest.importorskip("scipy.stats", reason="scipy is not installed")
     times, values = np.arange(len(values), dtype=float) * 3.0, np.array(values)
     assert theil_sen_slope(times, values) == pytest.approx(stats.theilslopes(values, times).slope, abs=1e-9)
-
-
-LEAKING = """
-import sys
-kept = []
-for line in sys.stdin:
-    kept.append(bytearray(b"x" * int(line)))
-    print(flush=True)
-"""
-
-
-def test_given_a_real_process_when_it_leaks_then_its_resident_memory_gives_it_away():
-    command = [sys.executable, "-c", LEAKING]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        trend = MemoryTrend()
-        for second in range(200):  # of a virtual clock
-            print(MIB, file=process.stdin, flush=True)
-            process.stdout.readline()
-            trend.add(float(second), psutil.Process(process.pid).memory_info().rss / MIB)
-        process.stdin.close()
-    assert trend.suspicion().mib_per_hour == pytest.approx(3600, rel=0.05)
