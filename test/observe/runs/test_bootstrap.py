@@ -22,6 +22,7 @@ from torchperf_ros.observe.runs.changes import (
     laid_out,
     run_change,
     stage_frames,
+    wrong_of,
 )
 from torchperf_ros.observe.runs.run_log import RunLog, StageLog
 
@@ -113,10 +114,9 @@ def test_given_frames_of_one_side_only_when_laid_out_then_both_keep_their_place_
     new.frames = np.delete(new.frames, 2)
     new.gaps = np.array([0, 0, 1, 0])
     both = laid_out([base], [new])
-    np.testing.assert_array_equal(both.base.total_ms, [1, 2, 3, 4, 5])
-    np.testing.assert_array_equal(both.new.total_ms, [1, 2, np.nan, 4, 5])
-    np.testing.assert_array_equal(both.new.wrong[MISS], [0, 0, 0, 1, 0])
-    np.testing.assert_array_equal(both.new.of[MISS], [1, 1, 0, 2, 1])
+    np.testing.assert_array_equal(both.base[0], [1, 2, 3, 4, 5])
+    np.testing.assert_array_equal(both.new[0], [1, 2, np.nan, 4, 5])
+    np.testing.assert_array_equal(wrong_of(both.new, MISS), [[0, 0, 0, 1, 0], [1, 1, 0, 2, 1]])
 
 
 def test_given_numbers_with_gaps_when_counted_then_the_frames_between_were_never_started():

@@ -20,9 +20,22 @@ from torchperf_ros.observe.runs.run_log import UNKNOWN, StageLog
 
 # Chance of a false alarm of all verdicts together; intervals are of 1 - ALPHA.
 ALPHA: Final = 0.05
+# So many runs a side, and the run is the sample: two have no spread worth the name.
+RUNS: Final = 3
+RESAMPLES: Final = 1000
+NO_INTERVAL: Final = "a maximum has no interval: the next run's may be anything; it does not decide"
+_OF_RUNS: Final = f"shown, not judged; {RUNS} runs a side are judged by it"
 # So many margins of change deserve a look, though nothing judges them.
 _CONSPICUOUS: Final = 10.0
-_DIGITS: Final = 2
+# The best block for a variance; intervals come out too short with it, so that blocks are twice as long.
+_BLOCKS_LONGER: Final = 2.0
+_LEAST_BLOCKS: Final = 10.0
+_LEAST_BEYOND: Final = 5.0  # effective frames on each side of a quantile
+_LEAST_FRAMES: Final = 30  # effective ones, of a share
+_LEAST_VALUES: Final = 8  # of which a block's length can be estimated
+_PAIRED: Final = 0.5  # of each side's frames that the other side has, too, for one axis of both
+_ROUNDING: Final = 1e-9  # of a value: what moves by less is constant
+Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -64,25 +77,19 @@ MEMORY_PEAK: Final = Metric("memory_peak", "memory peak", "MiB", 0.05, 16.0, who
 MEMORY_SLOPE: Final = Metric("memory_slope", "memory slope", "MiB/h", 0.0, 60.0, whole=True)
 START_UP: Final = Metric("start_up", "start-up time", "s", 0.5, 2.0, whole=True)
 COMPILE: Final = Metric("compile", "compile time", "s", 0.25, 2.0, whole=True)
+_SHARES: Final = (MISS, FALLBACK, DROPPED, LOWER_TIER)
 # In the order of the tables.
 METRICS: Final = (
-    P50,
-    P95,
-    P99,
-    MAX,
-    JITTER,
-    MISS,
-    FALLBACK,
-    DROPPED,
-    LOWER_TIER,
-    OUTPUTS,
-    MEMORY_PEAK,
-    MEMORY_SLOPE,
-    START_UP,
-    COMPILE,
+    *(P50, P95, P99, MAX, JITTER),
+    *_SHARES,
+    *(OUTPUTS, MEMORY_PEAK, MEMORY_SLOPE, START_UP, COMPILE),
 )
-# Metrics whose share `--margin` sets.
-LATENCIES: Final = (P50, P99)
+# Metrics whose share `--margin` sets: those quantiles of the latency.
+_QUANTILES: Final = {P50: 0.50, P99: 0.99}
+# From so many percentage points on, frames of one log are counted one by one: so large a change is judged,
+# even if it is a single stretch. After a disturbance the ladder is back at its first tier within 10 s, a
+# tenth of a short log, without any fault: lower tiers take more.
+_PLAIN: Final = {MISS: 10.0, LOWER_TIER: 30.0}
 
 
 class Judgement(enum.Enum):
@@ -157,15 +164,18 @@ class MetricChange:
         return gone or self.difference >= _CONSPICUOUS * self.margin > 0
 
 
+# -- the verdict
+
+
 def judge(changes: Sequence[MetricChange], margin: float | None = None) -> list[MetricChange]:
     """Judge all metrics of a comparison together, as one false alarm is one too many.
 
     Worse (better): the value has moved by the margin or more, and its p-value times the number of
     comparisons (Bonferroni) is `ALPHA` or less. Equivalent: the whole interval lies within the margins.
-    Everything else is not enough data. `margin`: the share of the base that matters for `LATENCIES`.
+    Everything else is not enough data. `margin`: the share of the base that matters for p50 and p99.
     """
     count = sum(one.tested and not math.isnan(one.p) for one in changes)
-    return [_judged(one, count, margin if one.metric in LATENCIES else None) for one in changes]
+    return [_judged(one, count, margin if one.metric in _QUANTILES else None) for one in changes]
 
 
 def _judged(one: MetricChange, count: int, share: float | None) -> MetricChange:
@@ -183,10 +193,7 @@ def _judged(one: MetricChange, count: int, share: float | None) -> MetricChange:
 
 
 def _needed(one: MetricChange, comparisons: int) -> float:
-    """How many frames would do, to two digits.
-
-    If the difference stays and the interval narrows with the root of their number.
-    """
+    """How many frames would do, to two digits, if the interval narrows with the root of their number."""
     count, size = one.enough, abs(one.difference)
     if math.isfinite(one.low):
         reach = one.high - one.difference
@@ -199,57 +206,22 @@ def _needed(one: MetricChange, comparisons: int) -> float:
         count = max(count, one.samples * max(1.0, reach / room) ** 2) if room > 0 else count
     if not math.isfinite(count) or count <= 0:
         return math.nan
-    scale = 10.0 ** max(0, math.floor(math.log10(count)) - _DIGITS + 1)
+    scale = 10.0 ** max(0, math.floor(math.log10(count)) - 1)
     return math.ceil(count / scale - 1e-9) * scale
 
 
-# So many runs a side, and the run is the sample: two have no spread worth the name.
-RUNS: Final = 3
-RESAMPLES: Final = 1000
-NO_INTERVAL: Final = "a maximum has no interval: the next run's may be anything; it does not decide"
-_OF_RUNS: Final = f"shown, not judged; {RUNS} runs a side are judged by it"
-# The best block for a variance; intervals come out too short with it, so that blocks are twice as long.
-_BLOCKS_LONGER: Final = 2.0
-_LEAST_BLOCKS: Final = 10.0
-_LEAST_BEYOND: Final = 5.0  # effective frames on each side of a quantile
-_LEAST_FRAMES: Final = 30  # effective ones, of a share
-_LEAST_VALUES: Final = 8  # of which a block's length can be estimated
-_PAIRED: Final = 0.5  # of each side's frames that the other side has, too, for one axis of both
-_ROUNDING: Final = 1e-9  # of a value: what moves by less is constant
-_WHOLE: Final = 100.0
-# From so many percentage points on, frames of one log are counted one by one: so large a change is judged,
-# even if it is a single stretch. After a disturbance the ladder is back at its first tier within 10 s, a
-# tenth of a short log, without any fault: lower tiers take more.
-_PLAIN: Final = {MISS: 10.0, LOWER_TIER: 30.0}
-_QUANTILES: Final = {P50: 0.50, P99: 0.99}
+# -- the frames
 
-Values = NDArray[np.float64]
+# The frames of one side in their order, shape [9, frames]: latency in ms, NaN where no answer is known; then, for each
+# of `_SHARES`, how many frames went wrong at each place, and of how many. A frame that was never started counts at the
+# next answered one.
+_Side = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class _Side:
-    """The frames of one side in their order.
-
-    Attributes:
-        total_ms: NaN where no answer is known.
-        wrong, of: for a share, how many frames of how many went wrong at each place; a frame that was never
-            started counts at the next answered one.
-    """
-
-    total_ms: Values
-    wrong: dict[Metric, Values]
-    of: dict[Metric, Values]
-
-    def at(self, places: NDArray[np.int64], count: int) -> "_Side":
-        """The same frames at these places of a longer axis, with nothing in between."""
-        total_ms = np.full(count, math.nan)
-        total_ms[places] = self.total_ms
-        spread = []
-        for shares in (self.wrong, self.of):
-            spread.append({metric: np.zeros(count) for metric in shares})
-            for metric, values in shares.items():
-                spread[-1][metric][places] = values
-        return _Side(total_ms, *spread)
+def wrong_of(side: _Side, metric: Metric) -> tuple[Values, Values]:
+    """Of a share: how many frames went wrong at each place, and of how many."""
+    at = _SHARES.index(metric)
+    return side[1 + at], side[1 + len(_SHARES) + at]
 
 
 @dataclass(frozen=True)
@@ -278,8 +250,22 @@ def stage_frames(stage: StageLog) -> StageLog:
 
 
 def pooled(stages: Sequence[StageLog]) -> StageLog:
+    """The frames of a stage in several runs, one run after the other; names are the first's."""
     frames, gaps = (np.concatenate([getattr(one, name) for one in stages]) for name in ("frames", "gaps"))
     return replace(stages[0], frames=frames, gaps=gaps)
+
+
+def _side(frames: StageLog, best: int) -> _Side:
+    gaps, tier = frames.gaps.astype(np.float64), frames.frames["tier"]
+    came, answered, ran = gaps + 1.0, np.ones(len(frames)), tier >= 0
+    fallback = frames.frames["fallback"] != UNKNOWN
+    wrong = (gaps + frames.missed, fallback, gaps, ran & (tier != best))
+    return np.array([frames.total_ms, *wrong, came, answered, came, ran], dtype=np.float64)
+
+
+def _share(side: _Side, metric: Metric) -> float:
+    wrong, of = wrong_of(side, metric)
+    return 100.0 * float(wrong.sum()) / float(of.sum()) if of.any() else math.nan
 
 
 def figures(frames: StageLog, best: int = 0) -> dict[Metric, float]:
@@ -290,7 +276,7 @@ def figures(frames: StageLog, best: int = 0) -> dict[Metric, float]:
     return {
         **dict(zip((P50, P95, P99, MAX), quantiles.tolist(), strict=True)),
         JITTER: float(np.abs(np.diff(known)).mean()) if len(known) > 1 else math.nan,
-        **{metric: _share(side, metric) for metric in side.wrong},
+        **{metric: _share(side, metric) for metric in _SHARES},
     }
 
 
@@ -306,21 +292,30 @@ def laid_out(base: Sequence[StageLog], new: Sequence[StageLog]) -> Sides:
     whole = pooled(base), pooled(new)
     tiers = best_tiers(*whole)
     is_same = np.array_equal(whole[0].total_ms, whole[1].total_ms, equal_nan=True)
-    parts: list[tuple[_Side, _Side]] = []
-    for one, other in zip(base, new, strict=False):
-        stamps, others = one.own_stamps, other.own_stamps
-        if len(base) != len(new) or stamps is None or others is None:
+    parts: list[list[_Side]] = []
+    for pair in zip(base, new, strict=False):
+        stamps = [own for one in pair if (own := one.own_stamps) is not None]
+        if len(base) != len(new) or len(stamps) < len(pair):
             break
-        axis = np.union1d(stamps, others)
-        if len(one) + len(other) - len(axis) < _PAIRED * max(len(one), len(other)):
+        axis = np.union1d(stamps[0], stamps[1])
+        if sum(map(len, pair)) - len(axis) < _PAIRED * max(map(len, pair)):
             break
-        here = _side(one, tiers[0]).at(np.searchsorted(axis, stamps), len(axis))
-        parts.append((here, _side(other, tiers[1]).at(np.searchsorted(axis, others), len(axis))))
+        spread = []
+        for one, tier, own in zip(pair, tiers, stamps, strict=True):
+            # At its places of the longer axis, with nothing in between.
+            table = np.zeros((1 + 2 * len(_SHARES), len(axis)))
+            table[0] = math.nan
+            table[:, np.searchsorted(axis, own)] = _side(one, tier)
+            spread.append(table)
+        parts.append(spread)
     if paired := len(parts) == len(base):
-        first, second = (_joined(side) for side in zip(*parts, strict=True))
+        first, second = (np.concatenate(side, axis=1) for side in zip(*parts, strict=True))
     else:
         first, second = (_side(one, tier) for one, tier in zip(whole, tiers, strict=True))
     return Sides(first, second, paired, is_same)
+
+
+# -- how each metric changed
 
 
 def frame_changes(
@@ -332,19 +327,15 @@ def frame_changes(
     """
     tiers = best_tiers(base, new)
     before, after = figures(base, tiers[0]), figures(new, tiers[1])
-    found, longest = [], 1
+    found, longest, samples = [], 1, min(len(base), len(new))
     for metric, value in before.items():
-        one = MetricChange(
-            base.name, metric, value, after[metric], samples=min(len(base), len(new)), decides=False
-        )
-        if metric in _QUANTILES or metric in _PLAIN:
-            if metric is LOWER_TIER and not math.isfinite(one.difference):
-                continue
+        one = MetricChange(base.name, metric, value, after[metric], samples=samples, decides=False)
+        if metric not in _QUANTILES and metric not in _PLAIN:
+            found.append(replace(one, why=NO_INTERVAL if metric is MAX else _OF_RUNS))
+        elif metric is not LOWER_TIER or math.isfinite(one.difference):
             one, block = _estimated(replace(one, decides=True), sides, resamples)
             longest = max(longest, block)
-        else:
-            one = replace(one, why=NO_INTERVAL if metric is MAX else _OF_RUNS)
-        found.append(one)
+            found.append(one)
     return found, longest
 
 
@@ -366,9 +357,8 @@ def run_change(stage: str, metric: Metric, base: Sequence[float], new: Sequence[
     if least < RUNS:
         return replace(shown, why=_OF_RUNS)
     error = math.sqrt(sum(float(side.var(ddof=1)) / len(side) for side in sides))
-    if all(map(_constant, sides)):
-        error = 0.0
-    return _interval(replace(shown, decides=True), error, sum(map(len, sides)) - 2)
+    constant = all(map(_constant, sides))
+    return _interval(replace(shown, decides=True), 0.0 if constant else error, sum(map(len, sides)) - 2)
 
 
 def block_length(values: Values) -> int:
@@ -395,49 +385,18 @@ def inflation(values: Values, block: int) -> float:
     return max(1.0, block * float(means @ means) / len(means) / variance) if variance > 0 else 1.0
 
 
-def _side(frames: StageLog, best: int) -> _Side:
-    gaps = frames.gaps.astype(np.float64)
-    tier = frames.frames["tier"]
-    answered = np.ones(len(frames))
-    wrong = {
-        MISS: gaps + frames.missed,
-        FALLBACK: (frames.frames["fallback"] != UNKNOWN).astype(np.float64),
-        DROPPED: gaps,
-        LOWER_TIER: ((tier >= 0) & (tier != best)).astype(np.float64),
-    }
-    came = gaps + 1.0
-    return _Side(
-        frames.total_ms,
-        wrong,
-        {MISS: came, FALLBACK: answered, DROPPED: came, LOWER_TIER: (tier >= 0).astype(np.float64)},
-    )
-
-
-def _joined(sides: Sequence[_Side]) -> _Side:
-    def joined(pick: Callable[[_Side], dict[Metric, Values]]) -> dict[Metric, Values]:
-        return {metric: np.concatenate([pick(one)[metric] for one in sides]) for metric in pick(sides[0])}
-
-    total_ms = np.concatenate([one.total_ms for one in sides])
-    return _Side(total_ms, joined(lambda one: one.wrong), joined(lambda one: one.of))
-
-
-def _share(side: _Side, metric: Metric) -> float:
-    total = float(side.of[metric].sum())
-    return _WHOLE * float(side.wrong[metric].sum()) / total if total else math.nan
-
-
 def _measured(side: _Side, metric: Metric) -> Callable[[Values], float]:
     """Gives the metric of a draw: of how often each place was drawn."""
     if metric in _PLAIN:
-        wrong, of = side.wrong[metric], side.of[metric]
+        wrong, of = wrong_of(side, metric)
 
         def share(drawn: Values) -> float:
             total = float(drawn @ of)
-            return _WHOLE * float(drawn @ wrong) / total if total else math.nan
+            return 100.0 * float(drawn @ wrong) / total if total else math.nan
 
         return share
-    order = np.argsort(side.total_ms)[: int(np.isfinite(side.total_ms).sum())]
-    values = side.total_ms[order]
+    order = np.argsort(side[0])[: int(np.isfinite(side[0]).sum())]
+    values = side[0][order]
 
     def quantile(drawn: Values) -> float:
         passed = np.cumsum(drawn[order])
@@ -453,50 +412,49 @@ def _flags(side: _Side, metric: Metric) -> tuple[Values, ...]:
     A quantile depends on which frames lie beyond it (Bahadur 1966).
     """
     if metric in _PLAIN:
-        there = side.of[metric] > 0
-        return ((side.wrong[metric][there] > 0).astype(np.float64),)
-    known = side.total_ms[np.isfinite(side.total_ms)]
+        wrong, of = wrong_of(side, metric)
+        return ((wrong[of > 0] > 0).astype(np.float64),)
+    known = side[0][np.isfinite(side[0])]
     if not len(known):
         return known, known
     return known, (known > np.quantile(known, _QUANTILES[metric])).astype(np.float64)
 
 
 def _estimated(one: MetricChange, sides: Sides, resamples: int) -> tuple[MetricChange, int]:
-    metric, both = one.metric, (sides.base, sides.new)
-    series = [_flags(side, metric) for side in both]
+    """The change with its interval, or with how many frames one takes; and the block's length."""
+    metric = one.metric
+    series = [_flags(side, metric) for side in (sides.base, sides.new)]
     samples = min(len(each[-1]) for each in series)
     one = replace(one, samples=samples)
     if sides.is_same and not one.difference and samples:
         return replace(one, low=0.0, high=0.0), 1  # as on a virtual clock: nothing is chance
+    need = _LEAST_FRAMES if metric in _PLAIN else _LEAST_BEYOND / (1 - _QUANTILES[metric])
     if samples < _LEAST_VALUES or not math.isfinite(one.difference):
-        least = _LEAST_FRAMES if metric in _PLAIN else _LEAST_BEYOND / (1 - _QUANTILES[metric])
-        return replace(one, enough=least, why=_few(samples, 1)), 1
+        return replace(one, enough=need, why=_few(samples, 1)), 1
     longest = max(block_length(values) for each in series for values in each)
     block = min(samples, math.ceil(_BLOCKS_LONGER * longest) if longest > 1 else 1)
     if sides.paired and abs(one.difference) >= _PLAIN.get(metric, math.inf):
         block = 1
-    need = _LEAST_FRAMES if metric in _PLAIN else _LEAST_BEYOND / (1 - _QUANTILES[metric])
     inflated = max(inflation(each[-1], block) for each in series)
     least = max(_LEAST_BLOCKS * block, need * inflated)
     error = _error(metric, sides, block, resamples)
     if metric in _PLAIN:
         # One frame that went wrong unseen: no miss in 100 frames is not 0 %.
-        error = math.hypot(error, _WHOLE * inflated / samples)
+        error = math.hypot(error, 100.0 * inflated / samples)
     blocks = max(samples / block, 2.0)
     one = _interval(one, error * math.sqrt(blocks / (blocks - 1)), blocks - 1)
-    few = samples < least
-    return replace(one, enough=least if few else 0.0, why=_few(samples, block) if few else ""), block
+    return replace(one, enough=least, why=_few(samples, block)) if samples < least else one, block
 
 
 def _error(metric: Metric, sides: Sides, block: int, resamples: int) -> float:
     """The standard error of the difference: the spread over so many draws of blocks."""
     random = np.random.default_rng(0)
-    counts = len(sides.base.total_ms), len(sides.new.total_ms)
     base, new = (_measured(side, metric) for side in (sides.base, sides.new))
     moved = np.empty(resamples)
     for number in range(resamples):
-        drawn = _drawn(random, counts[0], block)
-        moved[number] = new(drawn if sides.paired else _drawn(random, counts[1], block)) - base(drawn)
+        drawn = _drawn(random, sides.base.shape[1], block)
+        other = drawn if sides.paired else _drawn(random, sides.new.shape[1], block)
+        moved[number] = new(other) - base(drawn)
     known = moved[np.isfinite(moved)]
     return float(known.std(ddof=1)) if len(known) > 1 else math.inf
 
