@@ -122,19 +122,6 @@ def test_given_stages_in_a_row_when_recorded_then_what_passes_between_is_there_o
     assert [words for _, _, words in written] == ["a", "path", "path", "b", "path"]
 
 
-def test_given_another_input_that_came_before_the_frame_when_recorded_then_it_stands_at_its_own_receipt(
-    tmp_path,
-):
-    box = Box(tmp_path)
-    late = frame(2, stage=1, inputs=("boxes", "a"), output="path")
-    late.inputs[1].waited_us = 500_000
-    box.frame(late)
-    box.incident(2)
-    assert [(round(at, 2), words) for at, topic, words in box.written() if topic == "/odom"] == [
-        (1.49, "a")
-    ]
-
-
 def test_given_what_no_frame_carries_when_heard_then_it_stands_at_its_receipt_and_its_time_is_no_jump(
     tmp_path,
 ):

@@ -279,13 +279,3 @@ def test_given_more_logs_than_a_page_holds_then_the_worst_have_a_section_most_a_
     assert "<b>bad&lt;1&gt;</b>: no &amp; log" in text
     assert f'<b class="">{50 * len(rows):,}</b><span>frames that came, of all stages</span>' in text
     assert "How the models did: 47 of 48 logs in out" in text
-
-
-def test_given_a_run_without_deadlines_when_reported_then_no_budget_is_shown(tmp_path):
-    fast, real = replayed(tmp_path, "fast", "fast"), replayed(tmp_path, "real")
-    assert np.isnan(fast.stages[0].frames["budget_ms"]).all()
-    text = written(tmp_path, [fast])
-    assert '<b class="">10.0 ms</b><span>longest</span>' in text
-    assert '"name":"budget"' not in text
-    assert "86,400" not in text
-    assert '"name":"budget"' in written(tmp_path, [real])

@@ -168,23 +168,6 @@ def test_given_a_run_of_before_there_was_a_column_when_read_then_it_is_unknown(t
 # -- runs as they are compared
 
 
-def test_given_records_when_compared_then_frames_under_a_profiler_do_not_count(tmp_path):
-    path = tmp_path / "records.jsonl"
-    frame = {
-        "v": 1,
-        "kind": "frame",
-        "stage": "perception",
-        "tier": "full",
-        "outcome": "on_time",
-        "total_ms": 20.0,
-    }
-    lines = [json.dumps({**frame, "seq": at, "t_ns": at + 1, "profiled": at == 3}) for at in range(6)]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    stage = stage_frames(load_run(path).stages[0])
-    assert stage.frames["seq"].tolist() == [0, 1, 2, 4, 5]
-    assert not stage.gaps.any()
-
-
 def test_given_several_runs_in_a_folder_when_loaded_then_it_asks_for_one(tmp_path):
     for name in ("monday", "tuesday"):
         (tmp_path / name).mkdir()
