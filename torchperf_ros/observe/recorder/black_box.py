@@ -113,14 +113,14 @@ class BlackBox:
         self._writing: threading.Thread | None = None
 
     def frame(self, record: FrameRecord) -> None:
-        """Keep a frame: its inputs that are new, what was published for it, and its row of `latency_stages`."""
+        """Keep a frame: its inputs that are new, its output, and its row of `latency_stages`."""
         topics = self._inputs[record.stage]
         inputs = tuple(item for item in record.inputs if self._is_new(item, topics[item.index]))
         size = _ROW_BYTES + len(record.payload or b"") + sum(len(item.data) for item in inputs)
         self._keep(record, size, inputs)
 
     def _is_new(self, item: InputBytes, topic: _Topic | None) -> bool:
-        """Whether an input becomes a message: not another stage's output, nor what the frame before had, too."""
+        """Whether an input becomes a message: no other stage's output, and not the frame before's."""
         if topic is None or not item.index:
             return topic is not None
         known, self._last_input[topic] = self._last_input.get(topic), bytes(item.data)

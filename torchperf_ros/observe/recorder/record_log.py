@@ -1,4 +1,4 @@
-"""Structured records: one JSON object per line for each frame and event, in files that are rotated; their schema."""
+"""Structured records: a JSON object per line for each frame and event, in rotated files; their schema."""
 
 import contextlib
 import fcntl

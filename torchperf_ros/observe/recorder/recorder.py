@@ -1,4 +1,4 @@
-"""The recorder's process: takes what the node sends, and gives it to the records, the black box and the watch."""
+"""The recorder's process: gives what the node sends to the records, the black box and the watch."""
 
 import contextlib
 import json
@@ -206,7 +206,7 @@ class Recorder:
 
 
 def main(node_fd: int, setup_fd: int, ring_fd: int, *stage_fds: int) -> None:
-    """Take the setup, record, and end some time after the node at the latest. Spawned by `RecorderProcess`."""
+    """Take the setup, record, and end some time after the node; spawned by `RecorderProcess`."""
     # The images of an incident, up to twice black_box_mib, go back to the system once they are written.
     # Without these bounds the C library learns from the first ones to keep such buffers: 280 MiB for the
     # rest of the drive.

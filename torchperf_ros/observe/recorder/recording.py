@@ -1,6 +1,7 @@
-"""The node's side of the recorder: starts its process, sends it what happens, and replaces one that is gone.
+"""The node's side of the recorder: starts its process, sends it what happens, and replaces it.
 
-A recorder reports each second. One that does not, because it is stopped or its disk hangs, is killed and replaced.
+A recorder reports each second. One that does not, because it is stopped or its disk hangs, is killed and
+replaced.
 """
 
 import contextlib
@@ -44,13 +45,13 @@ _END_S: Final = 10.0
 _RESTART_S: Final = 10.0
 _PASS_ON_S: Final = 0.05
 _LATE_S: Final = 2.0  # after which a recorder on a machine that is full may still copy what is kept
-# What waits to be passed on: a second of the largest images that a node hears beside its frames. It is counted
-# from pass to pass, so that there may be twice as much for a moment.
+# What waits to be passed on: a second of the largest images that a node hears beside its frames. It is
+# counted from pass to pass, so that there may be twice as much for a moment.
 _MOST_WAITING: Final = 3000
 _MOST_WAITING_BYTES: Final = 32 << 20
-# So long a recorder may be silent, by its state. A stopped one does not go on by itself; a full machine leaves no
-# time to one that would run, and to kill it would lose what it holds. Else it waits, as a rule for a disk, which
-# other processes may keep from it for a while.
+# So long a recorder may be silent, by its state. A stopped one does not go on by itself; a full machine
+# leaves no time to one that would run, and to kill it would lose what it holds. Else it waits, as a
+# rule for a disk, which other processes may keep from it for a while.
 _SILENT_S: Final = 5.0
 _KILL_S: Final = {psutil.STATUS_STOPPED: _SILENT_S, psutil.STATUS_RUNNING: 60.0}
 _KILL_ELSE_S: Final = 20.0
@@ -61,7 +62,7 @@ class RecorderProcess:
     """A process that takes what the writer sends, and answers on the same socket."""
 
     def __init__(self, writer: StreamWriter, stage_fds: Sequence[int], setup: dict[str, Any]) -> None:
-        """Spawn it, connect the writer that the node sends everything by, and hand it its setup, see `Recorder`."""
+        """Spawn it, connect the writer that the node sends by, and hand it its setup, see `Recorder`."""
         own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _QUEUE_BYTES)
         with contextlib.suppress(PermissionError):  # beyond the system's limit where that is permitted
@@ -89,7 +90,7 @@ class RecorderProcess:
 
     @property
     def state(self) -> str:
-        """The kernel's word for what it does, as psutil has it: running, sleeping, stopped, disk-sleep, zombie."""
+        """The kernel's word for what it does: running, sleeping, stopped, disk-sleep, zombie."""
         try:
             return str(psutil.Process(self.pid).status())
         except psutil.NoSuchProcess:

@@ -212,9 +212,9 @@ def _needed(one: MetricChange, comparisons: int) -> float:
 
 # -- the frames
 
-# The frames of one side in their order, shape [9, frames]: latency in ms, NaN where no answer is known; then, for each
-# of `_SHARES`, how many frames went wrong at each place, and of how many. A frame that was never started counts at the
-# next answered one.
+# The frames of one side in their order, shape [9, frames]: latency in ms, NaN where no answer is known;
+# then, for each of `_SHARES`, how many frames went wrong at each place, and of how many. A frame that
+# was never started counts at the next answered one.
 _Side = NDArray[np.float64]
 
 

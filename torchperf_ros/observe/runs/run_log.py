@@ -1,8 +1,9 @@
-"""What a node did over some time: a table of the answered frames of each stage, and what else is known about it.
+"""What a node did over some time: a table of the answered frames of each stage, and what else is known.
 
-As a file it is a summary and a row for each frame, as JSON for people or as Parquet for many frames. JSON: the summary,
-with `frames` in each of its `stages`: a list for each column of `FRAME`. Parquet: a row for each frame, the columns of
-`FRAME` after `stage`; the summary is the file's metadata under the key `torchperf_run`.
+As a file it is a summary and a row for each frame, as JSON for people or as Parquet for many frames. JSON:
+the summary, with `frames` in each of its `stages`: a list for each column of `FRAME`. Parquet: a row for
+each frame, the columns of `FRAME` after `stage`; the summary is the file's metadata under the key
+`torchperf_run`.
 """
 
 import contextlib

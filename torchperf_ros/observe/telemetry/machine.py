@@ -1,4 +1,4 @@
-"""A machine: the facts that all that report figures name, and its processors, memory, temperatures and GPU now.
+"""A machine: the facts that reports name, and its processors, memory, temperatures and GPU now.
 
 It is read from /proc and /sys, and a card by NVML, or sysfs on a Jetson. Nothing here imports torch.
 """

@@ -179,7 +179,7 @@ class StageState:
 
     @property
     def lost(self) -> int | None:
-        """Started frames that came to no end: received, and in no other counter. None if these are unknown."""
+        """Started frames that came to no end; None if the counters are unknown."""
         frames, answered, dropped = self.count("frames"), self.count("answered"), self.dropped
         if frames is None or answered is None or dropped is None:
             return None

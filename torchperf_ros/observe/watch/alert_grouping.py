@@ -104,7 +104,7 @@ class AlertGrouping:
         entry.unpublished += 1
 
     def _event(self, found_ns: int) -> int:
-        """The number of the event that something new belongs to: the last one if that began a moment ago."""
+        """The number of the event of something new: the last one if that began a moment ago."""
         if self._event_began_ns is None or found_ns - self._event_began_ns > _GROUP_NS:
             self._events += 1
             self._event_began_ns = found_ns
@@ -134,7 +134,7 @@ class AlertGrouping:
 
 
 class LastAlerts:
-    """The alerts of the recorder's last look: a busy machine may leave it no time for another, for up to 20 s."""
+    """The alerts of the recorder's last look: a busy machine leaves it no time for up to 20 s."""
 
     def __init__(self) -> None:
         self._found: Sequence[Alert] = ()

@@ -216,7 +216,7 @@ class Stretch:
 
 
 class OutputContent:
-    """The outputs of one stage: how many things with what scores, and whether they change; two a second are decoded."""
+    """The outputs of one stage: how many things with what scores, and whether they change."""
 
     def __init__(self, stage: str, topic: str, type_name: str) -> None:
         self._stage, self._topic, self._type_name = stage, topic, type_name
@@ -252,7 +252,7 @@ class OutputContent:
         self._same.update(now_ns, is_so=self._has_frozen(record, output) and count != 0)
 
     def _has_frozen(self, record: FrameRecord, output: bytes) -> bool:
-        """Whether the output is the one before, apart from its stamp, while what it comes from is another."""
+        """Whether the output is the one before, apart from its stamp, and its input another."""
         trigger = next((item.data for item in record.inputs if item.index == 0), b"")
         stamp = struct.pack("<iI", *divmod(int(record.row["stamp_ns"]), NS_PER_S))
         sample = bytes(trigger[_HEADER_END :: max(1, len(trigger) // _OUTPUT_SAMPLES)])
@@ -280,7 +280,7 @@ class OutputContent:
 
 
 def statistics_of(message: Any, type_name: str) -> tuple[float, list[float]]:  # noqa: ANN401 - made at run time
-    """How many things a message holds, and their scores; NaN and none where it holds no sequence of messages.
+    """How many things a message holds, and their scores; NaN and none where it holds no list.
 
     Things are the elements of its first sequence of messages (of markers: those that are not deleted, whose
     score is their alpha); scores are numbers called score, confidence or probability anywhere in them.

@@ -1,4 +1,4 @@
-"""Follows the memory of the node and of every worker: what grows for good, how fast, and how long that can last.
+"""Follows the memory of node and workers: what grows for good, how fast, and how long that can last.
 
 It separates a leak from noise, steps, warm-up and the sawtooth of a garbage collector; `docs/watching.md` says
 how and the reason of each.
@@ -43,8 +43,8 @@ _OVER_NOISE: Final = 4.0  # growth over the window in standard deviations of wha
 _THIRDS, _THIRD_SHARE = 3, 0.25
 # The last third lies above all before the window by this part of its range: not so what comes back.
 _OVER_BEFORE: Final = 0.5
-# A shorter window counts only if memory would be used up within so long, or if the growth in it is large and even:
-# what fills up slows down.
+# A shorter window counts only if memory would be used up within so long, or if the growth in it is
+# large and even: what fills up slows down.
 _BRIEF_S, _URGENT_S = 300.0, 1800.0
 # Verdicts, where what came before the growth is known: with the window that is under 3 min.
 _EVEN_IN_A_ROW: Final = 24

@@ -1,7 +1,7 @@
 """What is unusual in one series.
 
-A detector for any values, with a rule each for flat lines and for gaps; and a signal of the node, a value each second,
-with when it is unusual for long enough to be an alert.
+A detector for any values, with a rule each for flat lines and for gaps; and a signal of the node, a value
+each second, with when it is unusual for long enough to be an alert.
 """
 
 import math
@@ -408,7 +408,7 @@ class Signal:
     def alert(
         self, stage: str, why: str = "", text: str = "", more: Mapping[str, str] | None = None
     ) -> Alert:
-        """The departure that is on: `latency p50 31.2 ms, usually 18.4 ms, since 12 s`, and why, if that is known.
+        """The departure that is on, as `latency p50 31.2 ms, usually 18.4 ms, since 12 s`, and why.
 
         `text` replaces what comes before the time.
         """

@@ -1,4 +1,4 @@
-"""The signals of one stage, second by second: its input, its answers, its counters; and what is unusual about them."""
+"""The signals of one stage, second by second: what is unusual about its input, answers and counters."""
 
 import math
 from collections import Counter, defaultdict, deque
@@ -25,8 +25,8 @@ _MISSES, _FEW_MISSES = 0.1, 0.02  # an alert from this share of the frames on, u
 _MISSES_S, _FEWEST_MISSES = 10, 3  # over so many seconds, with so many misses in them at least
 _MOSTLY: Final = 0.5
 _KNOWN_FRAMES: Final = 600  # after which it is known how many misses are usual
-# What is judged of a second's latencies: which share of the usual is unusual, for how many seconds, the least in
-# ms, and as a share of the budget. The first that is found is the alert.
+# What is judged of a second's latencies: which share of the usual is unusual, for how many seconds, the
+# least in ms, and as a share of the budget. The first that is found is the alert.
 _LATENCIES: Final = {
     "p50": (0.15, 3, 1.0, 0.05),
     "maximum": (1.0, 5, 5.0, 0.25),
@@ -122,7 +122,7 @@ class StageSignals:
         return [self._tier.alert(self._stage, text=f"tier {now}, usually {usual}")]
 
     def _judge_input(self, now_ns: int, rows: _Rows, *, active: bool) -> Judged:
-        """The receipt of the trigger; frames that were dropped count, too: they leave gaps in the numbers."""
+        """The receipt of the trigger; dropped frames count, too: they leave gaps in the numbers."""
         if not self._trigger:
             return {}, []
         frames = [*self._last, *zip(rows["seq"].tolist(), rows["received_ns"].tolist(), strict=True)]
@@ -162,7 +162,7 @@ class StageSignals:
         return [alert(Level.ERROR, name, text, ("0", usual, "Hz"), "level", silent_s)]
 
     def _judge_latency(self, time_s: float, rows: _Rows, values: dict[str, float]) -> list[Alert]:
-        """By what is usual for the tier that most frames ran on: another tier's latency is another signal."""
+        """By what is usual for the tier that most frames ran on: each tier's latency is a signal."""
         ((tier, _),) = Counter(rows["tier"].tolist()).most_common(1)
         rows = rows[rows["tier"] == tier]
         totals: list[float] = rows["total_ms"].tolist()
@@ -259,7 +259,7 @@ COUNTED: Final = tuple(_COUNTERS)
 
 
 class CounterSignals:
-    """Counters of one stage on `/diagnostics` that should stand still: restarts, recompilations, new sizes."""
+    """Counters of one stage that should stand still: restarts, recompilations, new sizes."""
 
     def __init__(self, stage: str, tiers: Sequence[str]) -> None:
         self._stage = stage

@@ -1,4 +1,4 @@
-"""The watch over a node's signals: the recorder feeds it, and once a second it says what is unusual, and since when."""
+"""The watch over a node's signals: each second it finds what is unusual, and since when."""
 
 import math
 from collections import deque
