@@ -173,15 +173,15 @@ class MetricsExporter:
             OSError: the port is taken or not allowed, or the address is none of this machine's.
         """
         registry = CollectorRegistry()
-        registry.register(StageCollector(config, list(stages), lane, lambda: self._server.refused))
+        registry.register(StageCollector(config, list(stages), lane, lambda: self.server.refused))
         ProcessCollector(registry=registry)
         kind = _ScrapeServer6 if ":" in config.metrics_address else _ScrapeServer
-        self._server = kind((config.metrics_address, config.metrics_port), _ScrapeHandler)
-        self._server.set_app(make_wsgi_app(registry))
-        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
+        self.server = kind((config.metrics_address, config.metrics_port), _ScrapeHandler)
+        self.server.set_app(make_wsgi_app(registry))
+        self._thread = threading.Thread(target=self.server.serve_forever, name="metrics", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self.server.shutdown()
+        self.server.server_close()
         self._thread.join()
