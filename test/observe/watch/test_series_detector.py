@@ -208,16 +208,6 @@ def test_given_a_bad_option_when_made_then_the_error_names_it(options, name):
         SeriesDetector(**options)
 
 
-def test_given_a_flat_line_when_a_second_one_comes_then_the_first_has_not_hidden_it():
-    values = noise(3000)
-    for at in (1000, 2000):
-        values[at : at + 150] = [values[at]] * 150
-    found = readings(values)
-
-    for at in (1000, 2000):
-        assert "flat" in {reading.kind for reading in found[at : at + 150] if reading.score >= 0.5}
-
-
 def test_given_zeros_when_one_sample_is_not_then_the_zeros_after_it_are_no_flat_line():
     found = readings([0.0] * 1000 + [1.0] + [0.0] * 900)
 
