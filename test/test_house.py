@@ -29,7 +29,7 @@ STATEMENTS = {
     "stage": 2984,
     "engines": 2396,
     "worker": 1309,
-    "observe": 6367,
+    "observe": 6095,
     "node": 2390,
     "replay": 4204,
     "models": 1893,
@@ -46,7 +46,7 @@ PARAMETERS = 117
 DATACLASSES = 209
 SWITCHED_OFF = 6
 """Places where the formatter is switched off: tables."""
-PRIVATE_NAMES_IN_TESTS = 116
+PRIVATE_NAMES_IN_TESTS = 89
 """Uses of `other._name` in tests."""
 FIGURES_OF_SPEECH = 0
 """Words that CONVENTIONS replaces by terms and actors: told, said, what of, whatever, nobody."""

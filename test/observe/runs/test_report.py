@@ -17,8 +17,8 @@ from torchperf_ros.observe.runs.report_words import in_words, stage_figures, ver
 from torchperf_ros.observe.runs.run_builder import RunLogBuilder
 from torchperf_ros.observe.runs.run_log import CANDIDATE, RunLogError, run_of, write_run
 from torchperf_ros.replay.input_pictures import input_pictures
-from torchperf_ros.stage.frame_table import FRAME
 
+from . import compare_runs as made
 from . import report_logs as logs
 from .report_logs import figures_of, without_plotly
 
@@ -252,14 +252,9 @@ def test_given_a_log_of_two_runs_of_the_node_when_reported_then_each_has_its_own
 
 
 def replayed(folder, name, pace="real"):
-    frames = np.zeros(50, dtype=FRAME)
-    frames["t_ns"] = 1_700_000_000_000_000_000 + np.arange(50) * 10**8
-    frames["fallback"] = -1
-    frames["total_ms"], frames["budget_ms"] = 10.0, 86_400_000.0 if pace == "fast" else 40.0
-    write_run(
-        run_of({"stages": [{"name": "perception"}], "pace": pace}, {"perception": frames}),
-        folder / f"{name}.json",
-    )
+    frames = made.rows([10.0] * 50, 86_400_000.0 if pace == "fast" else 40.0)
+    run = run_of({"stages": [{"name": "perception"}], "pace": pace}, {"perception": frames})
+    write_run(run, folder / f"{name}.json")
     return replace(read(folder / f"{name}.json"), name=name)
 
 

@@ -10,7 +10,7 @@ import os
 import numpy as np
 import pytest
 
-from torchperf_ros.api.outcome import Fallback, Outcome
+from torchperf_ros.api.outcome import Outcome
 from torchperf_ros.observe.runs.changes import stage_frames
 from torchperf_ros.observe.runs.run_log import (
     RUN_FILE,
@@ -33,17 +33,11 @@ START_NS = 1_700_000_000_000_000_000
 
 def rows(count=5):
     """Frames of which the second last was late; the last two were answered in the other order."""
-    found = np.zeros(count, dtype=FRAME)
-    found["seq"] = np.arange(count)
+    late = np.arange(count) == count - 2
+    found = made.rows(np.where(late, 51.0, 10.0), 50.0)
     found["t_ns"] = START_NS + np.arange(count) * 50_000_000
-    found["fallback"] = -1
-    found["total_ms"], found["budget_ms"], found["inference_ms"] = 10.0, 50.0, 8.0
-    found["output_hash"] = 1 + found["seq"]
-    late = count - 2
-    found["outcome"][late], found["fallback"][late] = Outcome.LATE, Fallback.HOLD_LAST
-    found["inference_ms"][late] = math.nan
-    found[[-2, -1]] = found[[-1, -2]]
-    return found
+    found["inference_ms"] = np.where(late, math.nan, 8.0)
+    return found[[*range(count - 2), count - 1, count - 2]]
 
 
 def run():

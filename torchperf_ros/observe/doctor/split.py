@@ -40,7 +40,7 @@ _LEAST_EXCESS_SHARE: Final = 0.1
 
 
 class Message(NamedTuple):
-    """A message as another subscriber got it; times in ns, by the clocks of who wrote them."""
+    """A message as another subscriber got it; times in ns, by the clocks of the machines that wrote them."""
 
     stamp_ns: int  # its header's; 0 without one
     sent_ns: int  # when its publisher sent it

@@ -124,7 +124,7 @@ class RecordLog:
         make_private(self._folder)
         folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            fcntl.flock(folder, fcntl.LOCK_EX)  # who holds it writes for a moment, to the same disk
+            fcntl.flock(folder, fcntl.LOCK_EX)  # its holder writes for a moment, to the same disk
             if self._path.exists() and self._path.stat().st_size >= self._file_bytes:
                 self._rotate()
             with open(self._path, "ab", buffering=0, opener=_open_at_once) as file:

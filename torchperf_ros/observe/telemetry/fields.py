@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from torchperf_ros import __version__
 from torchperf_ros.api.clock import monotonic_ns
@@ -32,7 +32,6 @@ WORDS: Final = "words"
 _PACKAGE_DIGITS: Final = 12
 _CUDA_KINDS: Final = ("allocated", "reserved", "free", "total")
 _version = functools.cache(version_of)  # it reads files
-_Key = TypeVar("_Key", str, tuple[str, ...])
 
 
 class StageLook:

@@ -212,7 +212,7 @@ class MachineSignals:
 
         The largest outside the family since the last scan, as (name, share 0 to 1).
 
-        Also finds out who belongs to the family by now. Takes some 20 us for each process of the machine.
+        Also finds out which processes belong to the family by now. Takes some 20 us for each process of the machine.
         """
         before, self._processes = self._processes, dict(self._read_all())
         total = float(sum(self._cpu_ticks()))

@@ -96,7 +96,7 @@ _SCRAPE_TIMEOUT_S: Final = 10.0  # Prometheus's own for the whole scrape
 
 
 class _ScrapeHandler(WSGIRequestHandler):
-    """Answers one client, who has to ask and to take the answer without long pauses."""
+    """Answers one client, which has to ask and to take the answer without long pauses."""
 
     timeout = _SCRAPE_TIMEOUT_S
 

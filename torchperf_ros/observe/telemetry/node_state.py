@@ -1,4 +1,4 @@
-"""A node's messages about itself, folded into one state, for those who look at it from outside.
+"""A node's messages about itself, folded into one state, for views from outside.
 
 Nothing here waits, reads a clock or draws; times are arguments. Missing keys and unknown stages are
 tolerated, so that a view can look at any version of the node. Messages may be rclpy's or those of
@@ -41,7 +41,7 @@ class NodeEvent:
 
     at_s: float
     kind: str  # `ok`, `warn`, `error`, `sabotage` or `note`
-    source: str  # a stage, `node`, or who else reports it
+    source: str  # a stage, `node`, or another program that reports it
     text: str
 
 

@@ -104,7 +104,7 @@ class InputContent:
         if self._same > 1 and not _equal(data, self._second):
             self._second, self._same_since_ns, self._same = b"", now_ns, 1
         seen = ""
-        with contextlib.suppress(TorchperfError):  # the worker says so of the frame, as `bad input`
+        with contextlib.suppress(TorchperfError):  # the frame is `bad input`, by its worker
             message = decode(data, self._type_name)
             if self._type_name == _CLOUD:
                 seen = "empty" if _is_empty(message) else ""
