@@ -25,7 +25,7 @@ class Crew:
 
     Attributes:
         pool: the workers.
-        ladders: of tiers, one for each scene.
+        ladders: of tiers, one for each scene; of a stage with streams one for each of these.
         ladder: the one of the scene that the last frame was answered for.
         practice: runs that no frame waits for.
         preferred: the worker that ran last, None before the first run.
@@ -35,14 +35,15 @@ class Crew:
     def __init__(self, pool: WorkerPool, config: StageConfig, waiter: StageWaiter) -> None:
         self.pool = pool
         clocks = [TierClock() for _ in config.tiers]
-        self.ladders = [TierLadder(scene.tiers, clocks) for scene in config.scenes]
+        rows = [scene.tiers for scene in config.scenes] * max(1, len(config.streams))
+        self.ladders = [TierLadder(tiers, clocks) for tiers in rows]
         self.ladder = self.ladders[0]
         self.practice = Practice()
         self.unseen = 0
         self._waiter = waiter
         self.preferred: WorkerProcess | None = None
         self._running: dict[WorkerProcess, Turn | Job] = {}
-        self._lessons: list[tuple[int, float, float]] = []
+        self._lessons: list[tuple[TierLadder, int, float, float]] = []
 
     # -- who is idle
 
@@ -69,18 +70,21 @@ class Crew:
 
     # -- hand over
 
-    def use(self, scene: int) -> None:
-        """Run frames on the tiers of a scene from now on."""
-        if self.ladders[scene] is not self.ladder:
-            self.ladders[scene].take_over(self.ladder)
-            self.ladder = self.ladders[scene]
+    def use(self, scene: int, stream: int) -> TierLadder:
+        """The ladder for a frame of this scene, or of this stream; a stage has several of one kind only."""
+        ladder = self.ladders[scene + stream]
+        if ladder is not self.ladder:
+            if not self.pool.config.streams:
+                ladder.take_over(self.ladder)
+            self.ladder = ladder
+        return ladder
 
     def start(self, turn: Turn, left_ms: float, fresh_ms: float, now_ns: int) -> bool:
         """Run a frame on an idle worker, if there is one, on the tier that fits the time left.
 
         `fresh_ms`: the time that a frame has which did not wait; it decides the ladder's level.
         """
-        tier, ladder = None, self.ladder
+        tier, ladder = None, turn.ladder
         while worker := self.idle():
             tier = ladder.choose(left_ms, fresh_ms, now_ns) if tier is None else tier
             if not self.hand_over(worker, turn, tier, now_ns):
@@ -105,7 +109,7 @@ class Crew:
             turn.hedge_ns = 0  # it is no overdue frame, but one that has ended its runner
             return False
         worker = self.idle(other_than=turn.runner)
-        if worker is None or not self.hand_over(worker, turn, self.ladder.last, now_ns):
+        if worker is None or not self.hand_over(worker, turn, turn.ladder.last, now_ns):
             return False
         turn.backup, turn.hedged = worker, hedged
         return True
@@ -177,7 +181,7 @@ class Crew:
             known_ms = steps.inference_ms
             # A run that was stopped would have taken longer than there was time.
             inference_ms = max(known_ms, fresh_ms) if outcome is Outcome.PARTIAL else known_ms
-            self._lessons.append((response.tier, inference_ms, took_ms - known_ms))
+            self._lessons.append((run.ladder, response.tier, inference_ms, took_ms - known_ms))
         if outcome is not Outcome.ON_TIME:
             self._failed(worker, run, outcome, payload.decode(errors="replace"))
         elif run.answered:
@@ -197,8 +201,8 @@ class Crew:
         has_no_runner = answered.runner is None and not answered.frame.refusal
         if answered.survived or has_no_runner:
             self.observe(answered, now_ns, one=has_no_runner)
-        for tier, inference_ms, overhead_ms in self._lessons:
-            self.ladder.learn(tier, inference_ms, overhead_ms)
+        for ladder, tier, inference_ms, overhead_ms in self._lessons:
+            ladder.learn(tier, inference_ms, overhead_ms)
         self._lessons.clear()
 
     def partial(self, turn: Turn, verdict: Verdict) -> Verdict:
@@ -316,17 +320,22 @@ class Crew:
         self._calibrate(successor)
         return True
 
-    def drop(self, worker: WorkerProcess) -> None:
-        """A worker is gone; the frame that it ran has failed. The second call for one does nothing."""
+    def drop(self, worker: WorkerProcess) -> Turn | None:
+        """A worker is gone; the frame that it ran has failed, and is returned.
+
+        The second call for one does nothing.
+        """
         worker.withdraw()
         if not self._waiter.drop(worker):
-            return
+            return None
         run = self._running.pop(worker, None)
         if isinstance(run, Job):
             self.practice.lost(run, self.ladder)
-        elif run is not None:
+            return None
+        if run is not None:
             reason = worker.kill_reason or f"worker {worker.number} (pid {worker.pid}) died"
             self._failed(worker, run, Outcome.HUNG if worker.hung else Outcome.CRASHED, reason)
+        return run
 
     def disown(self) -> None:
         """Discard the results of all runs that have begun: their version has changed its place."""

@@ -6,6 +6,7 @@ from torchperf_ros.api.clock import NS_PER_MS
 from torchperf_ros.api.outcome import IN_TIME, Fallback, GuardVerdict, Outcome
 from torchperf_ros.safety.guard import Checked
 from torchperf_ros.stage.frame import Answer, Frame, StepTimes
+from torchperf_ros.stage.ladder import TierLadder
 from torchperf_ros.workers.worker_process import WorkerProcess
 
 _PREPARE_NS = 4 * NS_PER_MS
@@ -67,6 +68,8 @@ class Turn:
     frame: Frame  # the frame
     wait_ms: float  # time that it spent in the mailbox, and waiting for inputs
     leave_ns: int  # when waiting ends: the deadline less the publish margin
+    ladder: TierLadder  # chooses the tier that runs it
+    stream: int = 0  # number of the stream that it is of
     hedge_ns: int = 0  # when the backup is asked as well, 0 before the runner has started
     offset: int = 0
     length: int = 0

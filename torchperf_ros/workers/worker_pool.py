@@ -189,6 +189,7 @@ class WorkerPool:
         room = _RING_FRAMES * config.max_frame_bytes + _RING_HEADERS
         self.owns_ring = ring is None
         self.ring = ring or FrameRing(room, room + (setup.black_box_mib << 20))
+        self.rings = [self.ring]
         self._log = log
         self._start_at_ns = [0] * config.workers
         self._start_timeout_s = setup.start_timeout_s

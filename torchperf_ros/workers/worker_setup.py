@@ -137,7 +137,9 @@ def _lower(stage: StageConfig, tier: int) -> int:
 
 def _nice(stage: StageConfig, node: NodeConfig) -> int:
     """The nice value of a stage's workers: 10 more for each higher priority that there is, at most 19."""
-    return min(19, 10 * len({each.priority for each in node.stages if each.priority > stage.priority}))
+    return min(
+        19, 10 * len({each.priority for each in node.whole_stages if each.priority > stage.priority})
+    )
 
 
 _PREFIX: Final = "torchperf_worker_"

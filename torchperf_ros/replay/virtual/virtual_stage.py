@@ -88,8 +88,10 @@ class VirtualPace(ReplayPace):
             self._clock.reach(min(due))
             with held_interrupt():
                 for actor, pool in zip(stages.actors, self._pools, strict=True):
+                    if actor.place:  # its stage's first stream has the pool
+                        continue
                     if descriptors := pool.due(self._clock()):
-                        actor.step(descriptors)
+                        actor.thread.step(descriptors)
                     pool.step(self._clock())
             record.tick()
 
@@ -202,7 +204,7 @@ class _Pool:
         return min([*timer, *workers, *self._start_at_ns.values()], default=None)
 
     def due(self, now_ns: int) -> list[int]:
-        """Descriptors of what is due, for `Stage.step`; responses in the order in which they came."""
+        """Descriptors of what is due, for `StageThread.step`; responses in the order in which they came."""
         due = sorted(
             (w.due_ns, n) for n, w in self._waited.items() if w.due_ns is not None and w.due_ns <= now_ns
         )
