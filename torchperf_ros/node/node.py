@@ -241,7 +241,8 @@ class PerfNode(LifecycleNode):
         return True
 
     def _make_stage(self, index: int, setup: WorkerSetup, config: NodeConfig) -> Stage:
-        stage, record = config.stages[index], LatencyRecord(index)
+        stage = config.stages[index]
+        record = LatencyRecord(index, stage.stream_number)
         # what `now()` asks; its objects take longer than the question
         ros_now = self.get_clock().handle.get_now
         last = stage.stage == config.stages[-1].stage
@@ -419,6 +420,7 @@ def _recorded_stage(node: LifecycleNode, stage: Stage, outputs: set[str]) -> dic
     config, description = stage.config, stage.pool.description
     return {
         "name": config.name,
+        "stream": config.stream_number,
         "tiers": list(config.tiers),
         "scenes": {scene.name: list(scene.tiers) for scene in config.scenes},
         "budget_ms": config.budget_ms,

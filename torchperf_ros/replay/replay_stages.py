@@ -20,7 +20,7 @@ from torchperf_ros.settings.config import NodeConfig, StageConfig
 from torchperf_ros.stage.frame import Frame
 from torchperf_ros.stage.hooks import StageMachinery, StagePorts
 from torchperf_ros.stage.right_of_way import set_right_of_way
-from torchperf_ros.stage.stage import Stage, StageInput, beside
+from torchperf_ros.stage.stage import Stage, StageInput, beside, refuse_one_topic
 from torchperf_ros.workers.worker_setup import worker_setup
 
 _POLL_S: Final = 0.005
@@ -128,6 +128,7 @@ class ReplayStages:
                     self._followers[maker].append(source)
                 else:
                     self._from_log.append(source)
+        refuse_one_topic(self._from_log)
         return self._from_log
 
     def connect(self, topics: Mapping[str, str]) -> None:

@@ -248,6 +248,11 @@ class StageConfig:
         """That of the stage which this is a stream of."""
         return replace(self, name=self.stage, stream="") if self.stream else self
 
+    @property
+    def stream_number(self) -> int | None:
+        """Its place among the streams of its stage; None of a stage without streams."""
+        return self.streams.index(self.stream) if self.stream else None
+
     def topic_of(self, name: str) -> str:
         """The topic of one of the adapter's inputs, before remapping."""
         return topic_of_stream(self.stream, dict(self.topics).get(name, name))

@@ -1,10 +1,12 @@
 """The workers of one version of a stage's model: which is idle, what each runs, what comes of it."""
 
 import math
+from collections.abc import Sequence
 
 from torchperf_ros.api.clock import NS_PER_MS
 from torchperf_ros.api.outcome import Fallback, Outcome
 from torchperf_ros.settings.config import StageConfig
+from torchperf_ros.stage.batching import Batch, BatchTimes
 from torchperf_ros.stage.frame import StepTimes
 from torchperf_ros.stage.ladder import TierClock, TierLadder
 from torchperf_ros.stage.practice import DISOWNED, Job, Practice, Purpose
@@ -12,7 +14,7 @@ from torchperf_ros.stage.turn import RunResult, Turn, Verdict
 from torchperf_ros.stage.waiter import StageWaiter
 from torchperf_ros.workers.protocol import Response
 from torchperf_ros.workers.worker_pool import WorkerPool
-from torchperf_ros.workers.worker_process import WorkerProcess
+from torchperf_ros.workers.worker_process import RunPart, WorkerProcess
 
 _MUCH = 0.5  # of a budget, gone before the frame came: that explains more than what the run took
 
@@ -28,6 +30,7 @@ class Crew:
         ladders: of tiers, one for each scene; of a stage with streams one for each of these.
         ladder: the one of the scene that the last frame was answered for.
         practice: runs that no frame waits for.
+        batch_times: what runs of several frames take.
         preferred: the worker that ran last, None before the first run.
         unseen: observations that did not reach a worker, as its queue was full; the stage takes the count.
     """
@@ -39,10 +42,11 @@ class Crew:
         self.ladders = [TierLadder(tiers, clocks) for tiers in rows]
         self.ladder = self.ladders[0]
         self.practice = Practice()
+        self.batch_times = BatchTimes()
         self.unseen = 0
         self._waiter = waiter
         self.preferred: WorkerProcess | None = None
-        self._running: dict[WorkerProcess, Turn | Job] = {}
+        self._running: dict[WorkerProcess, Turn | Job | Batch] = {}
         self._lessons: list[tuple[TierLadder, int, float, float]] = []
 
     # -- who is idle
@@ -93,6 +97,54 @@ class Crew:
             self.preferred = worker
             return True
         return False
+
+    def start_together(self, turns: Sequence[Turn], fresh_ms: float, now_ns: int) -> int:
+        """Run frames of several streams, the most urgent first, on an idle worker as one batch.
+
+        `fresh_ms` is as in `start`, of the first of them. Returns how many frames run; 0: that does not pay,
+        or no worker is idle.
+        """
+        worker, first = self.idle(), turns[0]
+        if worker is None:
+            return 0
+        ladder, times = first.ladder, self.batch_times
+        tier = ladder.choose(first.left_ms(now_ns), fresh_ms, now_ns)
+        alone = ladder.forecast(tier)
+        lefts_ms = [turn.left_ms(now_ns) for turn in turns]
+        size = times.largest(
+            tier, lefts_ms, alone.ms - alone.overhead_ms, alone.overhead_ms, ladder.slowdown
+        )
+        if size < 2 or not worker.run_batch(
+            tier, [self._part(worker, turn) for turn in turns[:size]], now_ns
+        ):
+            return 0
+        expected_ms = times.predicted_ms(tier, size, ladder.slowdown) + size * alone.overhead_ms
+        for turn in turns[:size]:
+            worker.observed[turn.stream] = turn.number
+            turn.started(worker, tier, now_ns, expected_ms, turn.ladder.predicted_ms(turn.ladder.last))
+            turn.together = True
+        self._running[worker] = Batch(size, {turn.stream: turn for turn in turns[:size]})
+        self.preferred = worker
+        return size
+
+    def whole_batch_ms(self, ladder: TierLadder) -> float:
+        """What the largest batch takes on the cheapest tier; infinite where none is known."""
+        alone, times = ladder.forecasts[-1], self.batch_times
+        inference_ms = times.predicted_ms(ladder.last, times.most, ladder.slowdown)
+        return inference_ms + times.most * alone.overhead_ms
+
+    @staticmethod
+    def _part(worker: WorkerProcess, turn: Turn) -> RunPart:
+        before = worker.observed.get(turn.stream)
+        return RunPart(
+            turn.stream,
+            turn.frame.seq,
+            turn.offset,
+            turn.length,
+            leave_ns=turn.leave_ns,
+            observe=before is None or before < turn.number,
+            missed=_missed(worker, turn),
+        )
 
     def wants_backup(self, turn: Turn, now_ns: int) -> bool:
         """Whether another worker is to run the frame too: the runner failed, or is nearly out of time."""
@@ -159,6 +211,12 @@ class Crew:
         Returns that frame; None for a run that no frame waited for.
         """
         run, has_run, worker.has_run = self._running.pop(worker), worker.has_run, True
+        size = 1
+        if isinstance(run, Batch):
+            size, batch = run.size, run
+            run = batch.turns.pop(response.stream)
+            if batch.turns:
+                self._running[worker] = batch
         took_ms = (now_ns - worker.busy_since_ns) / NS_PER_MS
         steps, outcome = _step_times(response), Outcome(response.outcome)
         if isinstance(run, Job):
@@ -181,7 +239,10 @@ class Crew:
             known_ms = steps.inference_ms
             # A run that was stopped would have taken longer than there was time.
             inference_ms = max(known_ms, fresh_ms) if outcome is Outcome.PARTIAL else known_ms
-            self._lessons.append((run.ladder, response.tier, inference_ms, took_ms - known_ms))
+            if size > 1:
+                self.batch_times.add(response.tier, size, known_ms)
+            else:
+                self._lessons.append((run.ladder, response.tier, inference_ms, took_ms - known_ms))
         if outcome is not Outcome.ON_TIME:
             self._failed(worker, run, outcome, payload.decode(errors="replace"))
         elif run.answered:
@@ -332,10 +393,11 @@ class Crew:
         if isinstance(run, Job):
             self.practice.lost(run, self.ladder)
             return None
-        if run is not None:
-            reason = worker.kill_reason or f"worker {worker.number} (pid {worker.pid}) died"
-            self._failed(worker, run, Outcome.HUNG if worker.hung else Outcome.CRASHED, reason)
-        return run
+        turns = list(run.turns.values()) if isinstance(run, Batch) else [run] if run is not None else []
+        reason = worker.kill_reason or f"worker {worker.number} (pid {worker.pid}) died"
+        for turn in turns:
+            self._failed(worker, turn, Outcome.HUNG if worker.hung else Outcome.CRASHED, reason)
+        return next(iter(turns), None)
 
     def disown(self) -> None:
         """Discard the results of all runs that have begun: their version has changed its place."""
@@ -343,6 +405,9 @@ class Crew:
         self.practice.forget()
 
     def _calibrate(self, worker: WorkerProcess) -> None:
+        self.batch_times.measured(
+            worker.reported.batch, worker.reported.batch_refusal, worker.reported.batch_ms
+        )
         for ladder in self.ladders:
             ladder.calibrate(worker.calibrations)
 

@@ -140,6 +140,9 @@ class Stage:
             )
             self.checks += [self.guard.check_output, self.scenes.check_output]
             self.observers.append(self.guard.answered)
+        self._alone = (
+            False  # whether a frame of this stream has failed in a batch, and none came through since
+        )
         self._unlogged = ""  # the traceback of an error that happened under the lock
         self._accepting = False
 
@@ -276,7 +279,7 @@ class Stage:
         A stale frame is answered already; its result stands in for the frames after it. It gets the time
         that a fresh one has.
         """
-        fresh_ms, way = self._fresh_ms, self.right_of_way
+        fresh_ms, way = self.fresh_ms, self.right_of_way
         left_ms = fresh_ms if turn.frame.stale else turn.left_ms(now_ns)
         if way is not None:
             if blocked := self._blocked(now_ns):
@@ -284,8 +287,40 @@ class Stage:
                 return
             turn.held_by = ""
             left_ms = min(left_ms, way.left_ms(now_ns))
+        if self.thread.batches and not turn.frame.stale:
+            if self._waits_for_others(turn, now_ns):
+                return
+            self.thread.start_together(now_ns)
+            if turn.runner is not None:
+                return
         if self.model.crew.start(turn, left_ms, fresh_ms, now_ns) and self._runs_all:
             self._start_backup(turn, now_ns)
+
+    @property
+    def may_batch(self) -> bool:
+        """Whether the frame in flight waits for a worker only, and may share one with those of other streams.
+
+        One whose frame failed in a batch runs alone until a frame has come through.
+        """
+        turn = self.turn
+        return (
+            turn is not None
+            and turn.runner is None
+            and turn.failure is None
+            and turn.length > 0
+            and not (turn.frame.stale or turn.inputs_until_ns or turn.held_by or self._alone)
+        )
+
+    def _waits_for_others(self, turn: Turn, now_ns: int) -> bool:
+        """Whether the frame may still wait for those of other streams; sets when to look again if it does."""
+        if not self.config.batch_wait_ms or self.thread.all_wait:
+            return False
+        until_ns = turn.frame.received_ns + round(self.config.batch_wait_ms * NS_PER_MS)
+        whole_ms = self.model.crew.whole_batch_ms(self.ladder)
+        if until_ns <= now_ns or (turn.leave_ns - until_ns) / NS_PER_MS < whole_ms:
+            return False
+        turn.held_ns = until_ns
+        return True
 
     @property
     def _runs_all(self) -> bool:
@@ -332,7 +367,7 @@ class Stage:
     def take(self, worker: WorkerProcess, response: Response, payload: bytes) -> None:
         """Take what a worker has sent for a frame of this stage; with the lock held."""
         now_ns, was_warm, crew = self.clock(), worker.has_run, self.model.crew
-        turn = crew.take(worker, response, payload, self._fresh_ms, now_ns)
+        turn = crew.take(worker, response, payload, self.fresh_ms, now_ns)
         if (way := self.right_of_way) is not None:
             way.ended_ns = now_ns
             if (
@@ -439,6 +474,11 @@ class Stage:
             if runs_late and self.mailbox.waiting is None:
                 self._start(answered, now_ns)  # for the histories, and the next `hold_last`
             crew.learn(answered, now_ns)
+            if answered.together and answered.failure is not None:
+                self._alone = True
+            elif answered.survived:
+                self._alone = False
+            self.statistics.counters.batched += answered.together
             self.statistics.counters.missed_observations += crew.unseen
             crew.unseen = 0
             self.turn = None
@@ -461,7 +501,7 @@ class Stage:
         purpose = crew.practise(
             worker,
             answered,
-            fresh_ms=self._fresh_ms,
+            fresh_ms=self.fresh_ms,
             room_ms=max(0.0, (self.thread.next_frame_ns - now_ns) / NS_PER_MS),
             way_ms=float("inf") if way is None else way.left_ms(now_ns),
             now_ns=now_ns,
@@ -685,12 +725,20 @@ class Stage:
         return "" if self.pool.description is None else self.pool.description.output
 
     @property
+    def batch_words(self) -> str:
+        """How many frames of streams may run together, or why none do."""
+        times = self.model.crew.batch_times
+        return times.refusal or (
+            f"up to {times.most} frames in one run" if times.most > 1 else "each frame alone"
+        )
+
+    @property
     def output_stamp_problem(self) -> str:
         """What is wrong with the stamp of the newest output, see `FallbackOutputs`; takes no lock."""
         return self.fallbacks.stamp_problem(self.output_type)
 
     @property
-    def _fresh_ms(self) -> float:
+    def fresh_ms(self) -> float:
         """Time that a frame has which did not wait."""
         return self.budget_ms - self.margin.ms
 
@@ -770,13 +818,31 @@ class Stage:
 
     def act(self, now_ns: int) -> None:
         """Once a second: do what follows from the alerts that were reported to `actions`."""
-        self.limits.act(self.ladders, now_ns, self._fresh_ms)
+        self.limits.act(self.ladders, now_ns, self.fresh_ms)
         self.scenes.force(self.actions.scene)
 
     def tell(self, alert: Alert) -> None:
         """Have the stage's thread publish an alert; takes the lock."""
         with self.lock:
             self.add_alert(alert)
+
+
+def refuse_one_topic(inputs: Sequence["StageInput"]) -> None:
+    """See that no two streams of a stage have one trigger.
+
+    Raises:
+        ConfigError: two have; names both and the topic.
+    """
+    seen: dict[tuple[str, str], str] = {}
+    for one in inputs:
+        config = one.stage.config
+        if one.index == 0 and config.stream:
+            other = seen.setdefault((config.stage, one.topic), config.stream)
+            if other != config.stream:
+                what = (
+                    f"{other} and {config.stream} both take {one.topic}; each stream has a topic of its own"
+                )
+                raise ConfigError(f"parameter {config.stage}.streams: {what}")
 
 
 def beside(stages: Sequence[Stage], config: StageConfig) -> Stage | None:

@@ -62,6 +62,29 @@ class StageThread:
         return all(stage.turn is None for stage in self.stages)
 
     @property
+    def batches(self) -> bool:
+        """Whether frames of several streams may run together."""
+        return self.stages[0].model.crew.batch_times.most > 1
+
+    @property
+    def all_wait(self) -> bool:
+        """Whether each stream, or as many as a batch holds, has a frame that waits for a worker."""
+        most = min(len(self.stages), self.stages[0].model.crew.batch_times.most)
+        return sum(stage.may_batch for stage in self.stages) >= most
+
+    def start_together(self, now_ns: int) -> None:
+        """Hand the frames that wait for a worker over as a batch where that pays; with the lock held."""
+        waiting = sorted((stage for stage in self.stages if stage.may_batch), key=_urgency)
+        while len(waiting) > 1:
+            first = waiting[0]
+            turns = [stage.turn for stage in waiting if stage.turn is not None]
+            started = first.model.crew.start_together(turns, first.fresh_ms, now_ns)
+            for stage in waiting[:started]:
+                if stage.turn is not None:
+                    stage.waiter.set(stage.turn.next_event_ns(now_ns))
+            waiting = waiting[started:] if started else []
+
+    @property
     def next_frame_ns(self) -> int:
         """The earliest receipt of the next frame of any of its stages."""
         return min(stage.arrivals.next_ns for stage in self.stages)

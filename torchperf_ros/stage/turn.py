@@ -79,6 +79,7 @@ class Turn:
     tier: int = -1  # tier of the runner's run, -1 before
     result: RunResult | None = None  # the runner's good result
     backup_result: RunResult | None = None  # the backup's good result
+    together: bool = False  # whether the runner has it in a batch with frames of other streams
     partial: RunResult | None = None
     backup_failed: bool = False  # the backup ran and gave nothing; it is not tried twice
     failure: Outcome | None = None
