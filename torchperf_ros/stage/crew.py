@@ -114,7 +114,7 @@ class Crew:
         size = times.largest(
             tier, lefts_ms, alone.ms - alone.overhead_ms, alone.overhead_ms, ladder.slowdown
         )
-        if size < 2 or not worker.run_batch(
+        if size == 1 or not worker.run_batch(
             tier, [self._part(worker, turn) for turn in turns[:size]], now_ns
         ):
             return 0
@@ -211,25 +211,25 @@ class Crew:
         Returns that frame; None for a run that no frame waited for.
         """
         run, has_run, worker.has_run = self._running.pop(worker), worker.has_run, True
-        size = 1
-        if isinstance(run, Batch):
-            size, batch = run.size, run
-            run = batch.turns.pop(response.stream)
-            if batch.turns:
-                self._running[worker] = batch
         took_ms = (now_ns - worker.busy_since_ns) / NS_PER_MS
         steps, outcome = _step_times(response), Outcome(response.outcome)
         if isinstance(run, Job):
             good = outcome is Outcome.ON_TIME and response.tier == run.tier
             self.practice.done(
                 run,
-                self.ladder,
+                self._ladder_of(run),
                 good=good,
                 inference_ms=steps.inference_ms,
                 took_ms=took_ms,
                 fresh_ms=fresh_ms,
             )
             return None
+        size = 1
+        if isinstance(run, Batch):
+            size, batch = run.size, run
+            run = batch.turns.pop(response.stream)
+            if batch.turns:
+                self._running[worker] = batch
         if worker is run.runner:
             run.survived, run.shapes = True, response.shapes
             if run.answered:
@@ -243,6 +243,14 @@ class Crew:
                 self.batch_times.add(response.tier, size, known_ms)
             else:
                 self._lessons.append((run.ladder, response.tier, inference_ms, took_ms - known_ms))
+        self._give(worker, run, response, payload, steps)
+        return run
+
+    def _give(
+        self, worker: WorkerProcess, run: Turn, response: Response, payload: bytes, steps: StepTimes
+    ) -> None:
+        """What has come of a run, to its frame."""
+        outcome = Outcome(response.outcome)
         if outcome is not Outcome.ON_TIME:
             self._failed(worker, run, outcome, payload.decode(errors="replace"))
         elif run.answered:
@@ -252,7 +260,9 @@ class Crew:
             run.result = RunResult(payload, response.tier, steps, response.step)
         else:
             run.backup_result = RunResult(payload, response.tier, steps, response.step)
-        return run
+
+    def _ladder_of(self, job: Job) -> TierLadder:
+        return self.ladder if job.turn is None else job.turn.ladder
 
     def learn(self, answered: Turn, now_ns: int) -> None:
         """Learn from a frame, and let the other workers see it; done when its answer is out."""
@@ -346,7 +356,7 @@ class Crew:
         job = self.practice.next(
             answered,
             spare,
-            self.ladder,
+            answered.ladder,
             fresh_ms=fresh_ms,
             room_ms=room_ms,
             way_ms=way_ms,
@@ -391,7 +401,7 @@ class Crew:
             return None
         run = self._running.pop(worker, None)
         if isinstance(run, Job):
-            self.practice.lost(run, self.ladder)
+            self.practice.lost(run, self._ladder_of(run))
             return None
         turns = list(run.turns.values()) if isinstance(run, Batch) else [run] if run is not None else []
         reason = worker.kill_reason or f"worker {worker.number} (pid {worker.pid}) died"
