@@ -239,7 +239,15 @@ class Shadow:
         if turn.suspect:
             return None
         crew = self.model.crew
-        mine = Turn(turn.frame, 0.0, 0, offset=turn.offset, length=turn.length, number=turn.number)
+        mine = Turn(
+            turn.frame,
+            0.0,
+            0,
+            offset=turn.offset,
+            length=turn.length,
+            number=turn.number,
+            stream=turn.stream,
+        )
         crew.use(turn.frame.scene)
         if runs and (worker := crew.idle()) is not None:
             tier = turn.tier if turn.tier >= 0 else crew.ladder.last

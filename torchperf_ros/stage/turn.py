@@ -83,6 +83,7 @@ class Turn:
     held_ns: int = 0  # when to ask again whether it may begin beside stages of higher priority
     held_by: str = ""  # why it may not, the last time
     number: int = -1  # how many frames were started before it; -1: it was not
+    stream: int = 0  # of the stage's streams, by number
     # whether the runner came through it, well or not; only then others get to see it
     survived: bool = False
     answered: bool = False  # it is over; what still comes for it is late
