@@ -254,7 +254,7 @@ class Node:
         self.prepared = self.preparation.load()
         self.reports.say(self.preparation.calibrate(self.prepared))
         frames, control = self.far_ends
-        given = self.prepared, self.reports, control, frames, self.ring.fd, self.result_fd
+        given = self.prepared, self.reports, control, frames, self.result_fd, self.ring.fd
         self.thread = threading.Thread(target=Session(self.setup, *given).serve)
         self.thread.start()
         return self

@@ -38,7 +38,7 @@ def spawn():
         """Starts a process that only sleeps."""
 
         def fork(self, descriptors, folder, meanwhile):
-            frames, control, _, result, _ = (os.dup(descriptor) for descriptor in descriptors)
+            frames, control, result, _, _ = (os.dup(descriptor) for descriptor in descriptors)
             started.append(
                 SimpleNamespace(
                     frames=socket.socket(fileno=frames),
@@ -53,7 +53,7 @@ def spawn():
             return self.process.wait()
 
     def make(kind=WorkerProcess):
-        worker = kind(0, SETUP, ring, RESULT_BYTES, Server())
+        worker = kind(0, SETUP, [ring], RESULT_BYTES, Server())
         worker.ready_at_ns = 1
         worker.serve()
         workers.append(worker)

@@ -240,7 +240,16 @@ class Shadow:
             return None
         crew = self.model.crew
         ladder = crew.use(turn.frame.scene, turn.stream)
-        mine = Turn(turn.frame, 0.0, 0, ladder, offset=turn.offset, length=turn.length, number=turn.number)
+        mine = Turn(
+            turn.frame,
+            0.0,
+            0,
+            ladder,
+            turn.stream,
+            offset=turn.offset,
+            length=turn.length,
+            number=turn.number,
+        )
         if runs and (worker := crew.idle()) is not None:
             tier = turn.tier if turn.tier >= 0 else crew.ladder.last
             if crew.hand_over(worker, mine, tier, now_ns):

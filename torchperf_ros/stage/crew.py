@@ -14,7 +14,12 @@ from torchperf_ros.stage.turn import RunResult, Turn, Verdict
 from torchperf_ros.stage.waiter import StageWaiter
 from torchperf_ros.workers.protocol import Response
 from torchperf_ros.workers.worker_pool import WorkerPool
-from torchperf_ros.workers.worker_process import RunPart, WorkerProcess
+from torchperf_ros.workers.worker_process import WorkerProcess
+
+try:
+    from torchperf_ros.workers.worker_process import RunPart
+except ImportError:
+    pass
 
 _MUCH = 0.5  # of a budget, gone before the frame came: that explains more than what the run took
 
@@ -168,20 +173,20 @@ class Crew:
 
     def hand_over(self, worker: WorkerProcess, turn: Turn, tier: int, now_ns: int) -> bool:
         """Have this worker run a frame; False if it is gone."""
-        observe = worker.observed is None or worker.observed < turn.number
         handed = worker.run(
             tier,
             turn.frame.seq,
             turn.offset,
             turn.length,
             now_ns,
-            observe=observe,
+            observe=_is_behind(worker, turn),
             leave_ns=turn.leave_ns,
             missed=_missed(worker, turn),
+            stream=turn.stream,
         )
         if handed:
             self._running[worker] = turn
-            worker.observed = turn.number
+            worker.observed[turn.stream] = turn.number
         return handed
 
     def observe(self, turn: Turn, now_ns: int, *, one: bool = False) -> None:
@@ -191,13 +196,13 @@ class Crew:
         """
         if self.pool.description is None or not self.pool.description.observes or not turn.length:
             return
-        behind = [
-            each for each in self.pool.everyone if each.observed is None or each.observed < turn.number
-        ]
+        behind = [worker for worker in self.pool.everyone if _is_behind(worker, turn)]
         for worker in behind[:1] if one else behind:
-            missed = _missed(worker, turn)
-            if worker.observe(turn.frame.seq, turn.offset, turn.length, now_ns, missed=missed):
-                worker.observed = turn.number
+            missed, stream = _missed(worker, turn), turn.stream
+            if worker.observe(
+                turn.frame.seq, turn.offset, turn.length, now_ns, missed=missed, stream=stream
+            ):
+                worker.observed[stream] = turn.number
             else:
                 self.unseen += 1
 
@@ -366,7 +371,8 @@ class Crew:
         if job is None or job.turn is None:
             return None
         worker, turn = spare or first, job.turn
-        if worker.run(job.tier, turn.frame.seq, turn.offset, turn.length, now_ns, observe=False):
+        place = turn.frame.seq, turn.offset, turn.length
+        if worker.run(job.tier, *place, now_ns, observe=False, stream=turn.stream):
             self._running[worker] = job
         return job.purpose
 
@@ -426,15 +432,22 @@ def _note_partial(worker: WorkerProcess, turn: Turn) -> None:
     """Take the steps that a worker has of the frame so far, while its memory is there."""
     if turn.answered or (turn.partial is not None and worker is not turn.runner):
         return
-    if (found := worker.partial(turn.frame.seq)) is not None:
+    if (found := worker.partial(turn.frame.seq, turn.stream)) is not None:
         response, payload = found
         turn.shapes = response.shapes
         turn.partial = RunResult(payload, response.tier, _step_times(response), response.step)
 
 
+def _is_behind(worker: WorkerProcess, turn: Turn) -> bool:
+    """Whether the worker has observed neither this frame nor a later one of its stream."""
+    observed = worker.observed.get(turn.stream)
+    return observed is None or observed < turn.number
+
+
 def _missed(worker: WorkerProcess, turn: Turn) -> int:
-    """Started frames that the worker was not given since its last one; 0 for a new worker."""
-    return 0 if worker.observed is None else max(0, turn.number - worker.observed - 1)
+    """Started frames of the stream that the worker was not given since its last one; 0 for a new worker."""
+    observed = worker.observed.get(turn.stream)
+    return 0 if observed is None else max(0, turn.number - observed - 1)
 
 
 def _step_times(response: Response) -> StepTimes:

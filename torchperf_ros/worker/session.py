@@ -7,7 +7,7 @@ import random
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import torch
 from torchperf_ros.api.adapter import Adapter, Received
 from torchperf_ros.api.clock import NS_PER_MS
 from torchperf_ros.api.errors import AdapterError, FrameOverwritten
+from torchperf_ros.api.histories import work_for
 from torchperf_ros.api.messages import decode
 from torchperf_ros.api.outcome import IN_TIME, Outcome
 from torchperf_ros.engines.device import Device, leave
@@ -46,15 +47,16 @@ _QUICK_BYTES = 65_536
 
 @dataclass
 class Prepared:
-    """What a worker's start has made: the adapter and its tiers, by number, ready to run.
+    """What a worker's start has made: adapters and tiers, by number, ready to run.
 
     Attributes:
+        adapters: one for each stream; the first has built the tiers.
         inputs: topic and full type name of each, as the adapter orders them.
         observes, names_scenes: whether the adapter has its own `observe` and `scene`.
         checks: of each tier's outputs.
     """
 
-    adapter: Adapter
+    adapters: Sequence[Adapter]
     device: Device
     inputs: Sequence[tuple[str, str]]
     output: str
@@ -63,11 +65,27 @@ class Prepared:
     tiers: dict[int, Tier]
     checks: dict[int, OutputCheck]
 
+    @property
+    def adapter(self) -> Adapter:
+        """The one that builds."""
+        return self.adapters[0]
+
     def facts(self, names: Sequence[str]) -> Iterator[TierFacts]:
         """What the node shows of each tier, those that are not loaded included."""
         for number, name in enumerate(names):
             tier = self.tiers.get(number)
             yield TierFacts(name, "not loaded") if tier is None else tier.report()
+
+
+@dataclass(slots=True)
+class _Frame:
+    """A frame that is being answered: what was asked for, with what, and what comes of it."""
+
+    request: Request
+    response: Response
+    adapter: Adapter
+    ring: FrameReader
+    messages: dict[str, Received] = field(default_factory=dict)
 
 
 class Session:
@@ -84,18 +102,19 @@ class Session:
         reports: Reports,
         control: socket.socket,
         frames: socket.socket,
-        ring_fd: int,
         result_fd: int,
+        *ring_fds: int,
     ) -> None:
+        """Take what the start has made, and the memory of results and of each stream's frames."""
         self.limited: Callable[..., dict[str, Received]] = _call
         self._stage, self._names, self._lower = setup.stage, setup.tiers, setup.lower
-        self._seed = setup.seed
+        self._seed, self._stream_names = setup.seed, setup.streams or ("",)
         self._scenes = {name: number for number, name in enumerate(setup.scenes)}
         self._unknown_scene = ""
         self._prepared, self._reports, self._frames = prepared, reports, frames
-        self._adapter, self._device = prepared.adapter, prepared.device
-        self._tiers, self._checks = prepared.tiers, prepared.checks
-        self._ring = FrameReader(ring_fd)
+        self._device, self._tiers, self._checks = prepared.device, prepared.tiers, prepared.checks
+        rings = [FrameReader(descriptor) for descriptor in ring_fds]
+        self._streams = list(zip(prepared.adapters, rings, strict=True))
         self._results = ResultArea(result_fd, writable=True)
         self._capture = CaptureTaker(control, reports.say, setup.stage, prepared.device.device)
         self._out_of_memory = 0
@@ -131,19 +150,24 @@ class Session:
 
     def _answer(self, request: Request) -> None:
         """Do what is asked for; any error is an outcome of this frame."""
-        seed_from(self._seed, request.seq)
+        adapter, ring = self._streams[request.stream]
+        drawn_from = (request.stream, request.seq) if len(self._streams) > 1 else request.seq
+        seed_from(self._seed, drawn_from)
+        work_for(request.stream)
         self._device.part_threads()
         response = Response(Outcome.ERROR, request.tier, request.seq, 0, -1, -1, -1, -1)
+        response.stream = request.stream
+        frame = _Frame(request, response, adapter, ring)
         payload: bytes | memoryview = b""
         try:
             if request.kind & RUN:
-                payload = self._run(request, response)
+                payload = self._run(frame)
             else:
-                self._receive(request, response)
+                self._receive(frame)
                 response.outcome = Outcome.ON_TIME
         # the user's model may raise anything, `SystemExit` and `KeyboardInterrupt` too
         except BaseException as error:
-            response.outcome, payload = failure_of(error, self._adapter)
+            response.outcome, payload = failure_of(error, adapter)
             if self._device.is_lost(error):
                 self._end_without_device(payload)
         self._results.count_handled()
@@ -153,46 +177,49 @@ class Session:
             response.length = len(payload)
             self._frames.send(response.pack())
         elif response.outcome != Outcome.ON_TIME:
-            self._reports.unobserved(request.seq, bytes(payload).decode(errors="replace"))
+            stream = self._stream_names[request.stream]
+            where = f"frame {request.seq}{f' of stream {stream}' if stream else ''}"
+            self._reports.unobserved(where, bytes(payload).decode(errors="replace"))
 
-    def _receive(self, request: Request, response: Response) -> dict[str, Received]:
+    def _receive(self, frame: _Frame) -> None:
         """Decode the frame's messages, and let the adapter advance its histories if it is to."""
+        request, adapter = frame.request, frame.adapter
         mark, started = self._capture.mark, time.perf_counter_ns()
         with mark("decode"):
             call = self.limited if request.length > _QUICK_BYTES else _call
-            messages = call(self._decode, request)
-        response.decode_ns = time.perf_counter_ns() - started
+            frame.messages = call(self._decode, frame)
+        frame.response.decode_ns = time.perf_counter_ns() - started
         if request.kind & OBSERVE:
             if request.missed and self._prepared.observes:
-                self._adapter.missed(request.missed)
+                adapter.missed(request.missed)
             with mark("observe"):
-                self._adapter.observe(messages)
+                adapter.observe(frame.messages)
             try:
-                self._ring.check(request.offset, request.seq)
+                frame.ring.check(request.offset, request.seq)
             except FrameOverwritten:  # what it has just learned may be half of another frame
-                self._adapter.forget()
+                adapter.forget()
                 raise
-        return messages
 
-    def _decode(self, request: Request) -> dict[str, Received]:
-        messages = {}
-        for item in self._ring.read(request.offset, request.length, request.seq):
+    def _decode(self, frame: _Frame) -> dict[str, Received]:
+        messages, request = {}, frame.request
+        for item in frame.ring.read(request.offset, request.length, request.seq):
             topic, type_name = self._prepared.inputs[item.index]
             messages[topic] = Received(decode(item.data, type_name), item.stamp_ns, item.age_ms)
         return messages
 
-    def _run(self, request: Request, response: Response) -> bytes | memoryview:
-        """Bytes in, bytes out; the times of the steps go into `response`."""
+    def _run(self, frame: _Frame) -> bytes | memoryview:
+        """Bytes in, bytes out; the times of the steps go into the response."""
+        response = frame.response
         mark, started = self._capture.mark, time.perf_counter_ns()
-        with mark(f"{self._stage}/{self._names[request.tier]}"):
-            messages = self._receive(request, response)
+        with mark(f"{self._stage}/{self._names[response.tier]}"):
+            self._receive(frame)
             with mark("preprocess"):
-                tensors = self._adapter.preprocess(messages)
+                tensors = frame.adapter.preprocess(frame.messages)
             response.preprocess_ns = time.perf_counter_ns() - started - response.decode_ns
             response.shapes = self._shapes_of(tensors)
-            payload = self._infer(tensors, messages, request, response)
+            payload = self._infer(frame, tensors)
             if self._prepared.names_scenes:
-                response.scene = self._scene_of(self._adapter.scene(messages))
+                response.scene = self._scene_of(frame.adapter.scene(frame.messages))
         self._capture.frame_done()
         return payload
 
@@ -206,22 +233,17 @@ class Session:
             text = self._shape_texts[shapes] = shapes_text(shapes or ())
         return text
 
-    def _infer(
-        self,
-        tensors: tuple[torch.Tensor, ...],
-        messages: dict[str, Received],
-        request: Request,
-        response: Response,
-    ) -> memoryview:
+    def _infer(self, frame: _Frame, tensors: tuple[torch.Tensor, ...]) -> memoryview:
         """The tier's result; out of memory, empty the cache and run the next lower one."""
+        request, response = frame.request, frame.response
         while True:
             tier = self._tiers[response.tier]
             try:
                 if tier.is_anytime:
-                    return self._run_steps(tier, tensors, messages, request, response)
+                    return self._run_steps(tier, frame, tensors)
                 with self._capture.mark("inference"):
                     outputs, response.inference_ns = tier.run(tensors, request.leave_ns)
-                payload = self._finish(outputs, messages, request, response)
+                payload = self._finish(frame, outputs)
                 response.outcome = Outcome.ON_TIME
                 return payload
             except torch.OutOfMemoryError:
@@ -233,18 +255,12 @@ class Session:
                     raise
                 response.tier = lower
 
-    def _run_steps(
-        self,
-        tier: Tier,
-        tensors: tuple[torch.Tensor, ...],
-        messages: dict[str, Received],
-        request: Request,
-        response: Response,
-    ) -> memoryview:
+    def _run_steps(self, tier: Tier, frame: _Frame, tensors: tuple[torch.Tensor, ...]) -> memoryview:
         """The last result of an anytime model; each lies in shared memory where the frame waits for one.
 
         It ends early, `PARTIAL`, when the frame has been answered.
         """
+        request, response = frame.request, frame.response
         payload, response.step = memoryview(b""), 0
         steps = tier.steps(tensors)
         while True:
@@ -253,11 +269,11 @@ class Session:
             if inference_ns < 0:
                 break
             response.inference_ns = inference_ns
-            payload = self._finish(outputs, messages, request, response)
+            payload = self._finish(frame, outputs)
             response.step += 1
             if request.leave_ns:
                 self._results.put(response, payload)
-            is_answered = request.leave_ns and self._ring.is_answered(request.seq)
+            is_answered = request.leave_ns and frame.ring.is_answered(request.seq)
             if is_answered or response.step == request.last_step:
                 response.outcome = Outcome.PARTIAL
                 return payload
@@ -266,19 +282,13 @@ class Session:
         response.outcome = Outcome.ON_TIME
         return payload
 
-    def _finish(
-        self,
-        outputs: Any,  # noqa: ANN401
-        messages: dict[str, Received],
-        request: Request,
-        response: Response,
-    ) -> memoryview:
+    def _finish(self, frame: _Frame, outputs: Any) -> memoryview:  # noqa: ANN401
         """Outputs that are good as the bytes of a message."""
-        inferred = time.perf_counter_ns()
+        inferred, response = time.perf_counter_ns(), frame.response
         with self._capture.mark("postprocess"):
             self._checks[response.tier].check(outputs)
-            payload = output_message(self._adapter, outputs, messages, self._prepared.output)
-        self._ring.check(request.offset, request.seq)
+            payload = output_message(frame.adapter, outputs, frame.messages, self._prepared.output)
+        frame.ring.check(frame.request.offset, frame.request.seq)
         response.postprocess_ns = time.perf_counter_ns() - inferred
         return payload
 
@@ -308,8 +318,8 @@ class Session:
         leave(_EXIT_DEVICE_LOST)
 
 
-def _call(act: Callable[[Request], dict[str, Received]], request: Request) -> dict[str, Received]:
-    return act(request)
+def _call(act: Callable[[_Frame], dict[str, Received]], frame: _Frame) -> dict[str, Received]:
+    return act(frame)
 
 
 def seed_from(seed: int | None, what: object) -> None:

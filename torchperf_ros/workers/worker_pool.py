@@ -127,6 +127,7 @@ class TierTally:
 _TICK_MS = 50
 _AFTER_ERROR_S = 0.05
 _RING_FRAMES = 4  # of the largest size: what a worker that is late may still be reading
+_STREAM_FRAMES = 6  # of those that have come: several streams of the largest size would fill the memory
 _RING_HEADERS = 65_536
 _TOLD = 64
 _IMPORTS_WITHIN_S = 60.0  # at least: importing torch takes its time, and is no start of a worker
@@ -175,7 +176,7 @@ class WorkerPool:
 
         Nothing runs before `start`.
 
-        `ring`: another pool's, whose frames its workers read, too.
+        `ring`: another pool's, whose frames its workers read, too; only where there are no streams.
         """
         self.config = config
         self.description: Description | None = None
@@ -188,8 +189,12 @@ class WorkerPool:
         self.capture = Capture(config.name, setup.evidence, log)
         room = _RING_FRAMES * config.max_frame_bytes + _RING_HEADERS
         self.owns_ring = ring is None
-        self.ring = ring or FrameRing(room, room + (setup.black_box_mib << 20))
-        self.rings = [self.ring]
+        records = _STREAM_FRAMES if len(setup.streams) > 1 else 0
+        self.rings = (
+            [FrameRing(room, room + (setup.black_box_mib << 20), records) for _ in setup.streams or ("",)]
+            if ring is None
+            else [ring]
+        )
         self._log = log
         self._start_at_ns = [0] * config.workers
         self._start_timeout_s = setup.start_timeout_s
@@ -204,6 +209,11 @@ class WorkerPool:
         self._told: deque[str] = deque(maxlen=_TOLD)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._watch, name=f"pool-{config.name}", daemon=True)
+
+    @property
+    def ring(self) -> FrameRing:
+        """The ring of the first stream; mostly there is no other."""
+        return self.rings[0]
 
     @property
     def everyone(self) -> list[WorkerProcess]:
@@ -267,7 +277,8 @@ class WorkerPool:
         if self._thread.is_alive():
             self._thread.join()
         if self.owns_ring:
-            self.ring.close()
+            for ring in self.rings:
+                ring.close()
 
     def why_no_room(self) -> str:
         """Why there is no memory for one more worker as large as one of these is now; "" if there is.
@@ -441,7 +452,7 @@ class WorkerPool:
         if self._calibrated is not None and self._calibrated[0] == kit.number:
             setup = replace(setup, calibrations=self._calibrated[1])
         worker = WorkerProcess(
-            number, setup, self.ring, self.config.max_frame_bytes, self.server, self._look_after_all
+            number, setup, self.rings, self.config.max_frame_bytes, self.server, self._look_after_all
         )
         worker.generation = kit.number
         return worker

@@ -6,7 +6,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -130,7 +130,7 @@ class WorkerProcess:
             handled yet.
         seq: frame that it is running, None if idle; `busy_since_ns` since when, `tier` on which, or on
             which the last one ran, None before.
-        observed: number of the last started frame that it was to observe, None before.
+        observed: of each stream the number of the last started frame that it was to observe.
         has_run: a frame; the first run is one of a cold process.
         ready_at_ns: when it reported ready, None before.
         printed: the end of what it printed.
@@ -142,12 +142,14 @@ class WorkerProcess:
         self,
         number: int,
         setup: WorkerSetup,
-        ring: FrameRing,
+        rings: Sequence[FrameRing],
         result_bytes: int,
         server: ForkServer,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
         """Have it forked by `server`, and send it its setup; for `meanwhile` see `ForkServer.fork`.
+
+        It reads one ring for each stream.
 
         Raises:
             OSError: no descriptors or memory are to be had.
@@ -157,7 +159,8 @@ class WorkerProcess:
         self.seq: int | None = None
         self.busy_since_ns = 0
         self.tier: int | None = None
-        self.observed: int | None = None
+        self.observed: dict[int, int] = {}
+        self._given: list[tuple[int, int]] = []  # stream and number of the frames that it has not answered
         self.has_run = False
         self.ready_at_ns: int | None = None
         self.capturing = ""
@@ -167,7 +170,7 @@ class WorkerProcess:
         self.folder, self.loaded = self._folder.path, frozenset(setup.loaded)
         self._server = server
         try:
-            self._start(pack_message(setup), ring, result_bytes, meanwhile)
+            self._start(pack_message(setup), rings, result_bytes, meanwhile)
         except BaseException:
             self._folder.remove()
             raise
@@ -180,10 +183,14 @@ class WorkerProcess:
         self.started_ns = time.monotonic_ns()
 
     def _start(
-        self, first_message: bytes, ring: FrameRing, result_bytes: int, meanwhile: Callable[[], None]
+        self,
+        first_message: bytes,
+        rings: Sequence[FrameRing],
+        result_bytes: int,
+        meanwhile: Callable[[], None],
     ) -> None:
         with contextlib.ExitStack() as given_away, contextlib.ExitStack() as on_failure:
-            result_fd = make_result_area(result_bytes)
+            result_fd = make_result_area(result_bytes, self.setup.batch)
             given_away.callback(os.close, result_fd)
             self._results = ResultArea(result_fd, writable=False)
             on_failure.callback(self._results.close)
@@ -201,8 +208,8 @@ class WorkerProcess:
             passed = (
                 worker_frames.fileno(),
                 worker_control.fileno(),
-                ring.reader_fd,
                 result_fd,
+                *(ring.reader_fd for ring in rings),
                 worker_stdout,
             )
             self.process = ForkedProcess(*self._server.fork(passed, self._folder.path, meanwhile))
@@ -296,16 +303,19 @@ class WorkerProcess:
         leave_ns: int = 0,
         missed: int = 0,
         last_step: int = 0,
+        stream: int = 0,
     ) -> bool:
         """Hand over a frame whose answer leaves at `leave_ns`; False if the worker turns out to be dead.
 
         An anytime model ends after `last_step`, 0: see `Request`.
         """
         kind = RUN | OBSERVE if observe else RUN
-        if not self._send(Request(kind, tier, seq, offset, length, leave_ns, missed, last_step), now_ns):
+        request = Request(kind, tier, seq, offset, length, leave_ns, missed, last_step, stream)
+        if not self._send(request, now_ns):
             self.kill("it takes no more frames")
             return False
         self.busy_since_ns, self.tier = now_ns, tier
+        self._given = [(stream, seq)]
         self.seq = seq
         return True
 
@@ -314,10 +324,12 @@ class WorkerProcess:
         with contextlib.suppress(OSError):  # `run` finds out
             self.frames.send(SOON)
 
-    def observe(self, seq: int, offset: int, length: int, now_ns: int, *, missed: int = 0) -> bool:
+    def observe(
+        self, seq: int, offset: int, length: int, now_ns: int, *, missed: int = 0, stream: int = 0
+    ) -> bool:
         """Let it advance its histories; False if its queue is full, and it misses the frame."""
         return not self.usable or self._send(
-            Request(OBSERVE, 0, seq, offset, length, missed=missed), now_ns
+            Request(OBSERVE, 0, seq, offset, length, missed=missed, stream=stream), now_ns
         )
 
     def _send(self, request: Request, now_ns: int) -> bool:
@@ -346,19 +358,21 @@ class WorkerProcess:
         if not data:
             raise EOFError
         response = unpack_response(data)
-        payload = self._results.read(response.length)
-        if response.seq != self.seq:
-            given = "none" if self.seq is None else self.seq
-            raise ProtocolError(f"response to frame {response.seq}; it was given {given}")
-        self.seq = None
+        payload = self._results.read(response.length, response.place)
+        answers = response.stream, response.seq
+        if answers not in self._given:
+            given = ", ".join(_frame_words(*each) for each in self._given) or "none"
+            raise ProtocolError(f"response to frame {_frame_words(*answers)}; it was given {given}")
+        self._given.remove(answers)
+        self.seq = self._given[0][1] if self._given else None
         return response, payload
 
-    def partial(self, seq: int) -> tuple[Response, bytes] | None:
+    def partial(self, seq: int, stream: int = 0) -> tuple[Response, bytes] | None:
         """The newest partial result of this frame, also of a worker that has died.
 
         None if there is none.
         """
-        return self._results.newest(seq)
+        return self._results.newest(seq, stream)
 
     # -- everything else, on the pool's thread
 
@@ -481,3 +495,7 @@ class WorkerProcess:
         self.process.close()
         self._folder.remove()
         self.life.enter(WorkerState.GONE)
+
+
+def _frame_words(stream: int, seq: int) -> str:
+    return f"{seq} of stream {stream}" if stream else str(seq)

@@ -28,6 +28,8 @@ class WorkerSetup:
     Attributes:
         stage, adapter, options, tiers, build, packages, shapes, device, threads: as the parameters.
         scenes: names, as an adapter gives them.
+        streams: names; empty: there is one, without a name.
+        batch: most frames in one run.
         loaded: numbers of the tiers that it is to run.
         lower: of each tier the one to run where memory does not suffice for it, -1: none.
         package_dirs: folders that packages may be taken from.
@@ -54,6 +56,8 @@ class WorkerSetup:
     loaded: tuple[int, ...]
     lower: tuple[int, ...]
     scenes: tuple[str, ...] = ()
+    streams: tuple[str, ...] = ()
+    batch: int = 1
     package_dirs: tuple[str, ...] = ()
     shapes: ShapeOptions = ShapeOptions()
     device: str = "cpu"
@@ -84,6 +88,10 @@ class WorkerSetup:
         """Whether it compiles while it loads, which takes its time."""
         return self.compile and any(build.engine == "compile" for build in self.build)
 
+    def options_of(self, stream: int) -> dict[str, Any]:
+        """What the adapter of a stream gets: its name as well, where it has one."""
+        return self.options | {"stream": self.streams[stream]} if self.streams else self.options
+
 
 def worker_setup(stage: StageConfig, node: NodeConfig) -> WorkerSetup:
     """What a stage's workers get; the pool adds what depends on its other workers.
@@ -108,6 +116,7 @@ def worker_setup(stage: StageConfig, node: NodeConfig) -> WorkerSetup:
         build=tuple(stage.build_options(tier) for tier in tiers),
         packages=stage.packages,
         loaded=tuple(tiers),
+        streams=stage.streams,
         lower=tuple(_lower(stage, tier) for tier in tiers),
         scenes=tuple(scene.name for scene in stage.scenes),
         package_dirs=tuple(folders),

@@ -305,13 +305,13 @@ class _Worker:
         self.usable = self.hung = self.has_run = False
         self.seq: int | None = None
         self.busy_since_ns = 0
-        self.observed: int | None = None
+        self.observed: dict[int, int] = {}
         self.ready_at_ns = ready_at_ns
         self.recording = self.kill_reason = self.dead = ""
         self.due_ns: int | None = None
         self._process, self._pool, self._using = process, pool, pool.using
         self._response: tuple[Response, bytes] | None = None
-        self._of, self._plan = (0, 0, 0, 0), RunTimes(StepTimes())  # the last run
+        self._of, self._stream, self._plan = (0, 0, 0, 0), 0, RunTimes(StepTimes())  # the last run
 
     def serve(self) -> None:
         self.usable = True
@@ -336,7 +336,7 @@ class _Worker:
         """Whether it is about to die; the virtual clock makes that known at once."""
         return bool(self.dead)
 
-    def run(
+    def run(  # noqa: PLR0913 - as `WorkerProcess.run`
         self,
         tier: int,
         seq: int,
@@ -347,18 +347,20 @@ class _Worker:
         observe: bool,
         leave_ns: int = 0,
         missed: int = 0,
+        stream: int = 0,
     ) -> bool:
         self.seq, self.busy_since_ns, hang_ms = seq, now_ns, self._pool.config.hang_ms
         plan = self._pool.begin(tier, seq, offset, length, wanted=bool(leave_ns))
         took_ms = plan.steps.total_ms + plan.overhead_ms
-        self._of, self._plan = (tier, seq, offset, length), plan
+        self._of, self._stream, self._plan = (tier, seq, offset, length), stream, plan
         if plan.ending in _TOO_LATE and leave_ns:  # it was done at some time after its answer had left
             took_ms = min(hang_ms - 1.0, (leave_ns - now_ns) / NS_PER_MS + took_ms)
         self.hung = plan.ending is Outcome.HUNG or took_ms >= hang_ms
         if self.hung or plan.ending is Outcome.CRASHED:
             self._die(f"hung: hang_ms is {hang_ms:.0f}" if self.hung else "it crashed in the log")
         elif not leave_ns:
-            self._response = _timed(Response(Outcome.ON_TIME, tier, seq, 0, 0, 0, 0, 0), plan), b""
+            response = Response(Outcome.ON_TIME, tier, seq, 0, 0, 0, 0, 0, stream=stream)
+            self._response = _timed(response, plan), b""
         elif (computed := self._compute(self._of, observe=observe, missed=missed)) is None:
             self._die("it died")
         else:
@@ -366,7 +368,7 @@ class _Worker:
         self.due_ns = now_ns + round(min(took_ms, hang_ms) * NS_PER_MS)
         return True
 
-    def partial(self, seq: int) -> tuple[Response, bytes] | None:
+    def partial(self, seq: int, stream: int = 0) -> tuple[Response, bytes] | None:
         """What an anytime model has of a frame that is answered now.
 
         Of its steps the share that its time has passed.
@@ -374,7 +376,7 @@ class _Worker:
         It then ends with the step that it is at.
         """
         whole, due_ns = None if self._response is None else self._response[0], self.due_ns
-        if whole is None or due_ns is None or seq != self.seq or not whole.step:
+        if whole is None or due_ns is None or (seq, stream) != (self.seq, self._stream) or not whole.step:
             return None
         took_ns, passed_ns = due_ns - self.busy_since_ns, self._pool.now() - self.busy_since_ns
         step = max(whole.step * passed_ns // max(1, took_ns), int(self._plan.ending is Outcome.PARTIAL))
@@ -394,7 +396,12 @@ class _Worker:
         process, received = self._process, None
         with self._using:
             sent = process.usable and process.run(
-                *of, time.monotonic_ns(), observe=observe, missed=missed, last_step=last_step
+                *of,
+                time.monotonic_ns(),
+                observe=observe,
+                missed=missed,
+                last_step=last_step,
+                stream=self._stream,
             )
         while sent and received is None:
             with self._using:
@@ -417,7 +424,9 @@ class _Worker:
                 self._process.kill(why)
         self.dead, self._response = why, None
 
-    def observe(self, seq: int, offset: int, length: int, now_ns: int, *, missed: int = 0) -> bool:
+    def observe(
+        self, seq: int, offset: int, length: int, now_ns: int, *, missed: int = 0, stream: int = 0
+    ) -> bool:
         """Let it advance its histories, and wait until it has.
 
         The ring goes on faster than any live one.
@@ -425,7 +434,9 @@ class _Worker:
         if not self.usable or self.dead:
             return True
         with self._using:
-            observed = self._process.observe(seq, offset, length, time.monotonic_ns(), missed=missed)
+            observed = self._process.observe(
+                seq, offset, length, time.monotonic_ns(), missed=missed, stream=stream
+            )
         while True:
             with self._using:
                 if not self._process.usable or self._process.is_dead() or self._process.backlog.is_empty:

@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -62,8 +63,9 @@ def _note(text: str) -> None:
 
 def _run(log: LogReader | None, seconds: float, cameras: int) -> None:
     if log is None:
-        size = {} if cameras == 1 else {"width": SMALL[0], "height": SMALL[1]}
-        drawn = DriveLog(seconds, labelled=False, cameras=cameras, **size)
+        drawn = DriveLog(seconds, labelled=False, cameras=cameras)
+        if cameras > 1:
+            drawn = replace(drawn, width=SMALL[0], height=SMALL[1])
         images = [LogTopic(topic, IMAGE_TYPE) for topic in drawn.image_topics]
         chosen = [*images, LogTopic(ODOMETRY_TOPIC, ODOMETRY_TYPE)]
     else:
