@@ -19,7 +19,7 @@ from torchperf_ros.workers.worker_process import WorkerProcess
 try:
     from torchperf_ros.workers.worker_process import RunPart
 except ImportError:
-    pass
+    RunPart = object
 
 _MUCH = 0.5  # of a budget, gone before the frame came: that explains more than what the run took
 
@@ -421,7 +421,7 @@ class Crew:
         self.practice.forget()
 
     def _calibrate(self, worker: WorkerProcess) -> None:
-        self.batch_times.measured(
+        if hasattr(worker.reported, "batch"): self.batch_times.measured(
             worker.reported.batch, worker.reported.batch_refusal, worker.reported.batch_ms
         )
         for ladder in self.ladders:

@@ -78,6 +78,7 @@ class Stage:
         arrivals: when its frames come.
         ring: where its frames lie for the workers.
         budget_ms: of the last frame that was begun.
+        behind: frames in a row that had no result in time.
     """
 
     def __init__(
@@ -140,6 +141,7 @@ class Stage:
             )
             self.checks += [self.guard.check_output, self.scenes.check_output]
             self.observers.append(self.guard.answered)
+        self.behind = 0
         self._alone = (
             False  # whether a frame of this stream has failed in a batch, and none came through since
         )
@@ -287,6 +289,10 @@ class Stage:
                 return
             turn.held_by = ""
             left_ms = min(left_ms, way.left_ms(now_ns))
+        if self.thread.has_streams and not turn.held_ns:
+            turn.held_ns = self.thread.gives_way(self, now_ns)
+            if turn.held_ns:
+                return
         if self.thread.batches and not turn.frame.stale:
             if self._waits_for_others(turn, now_ns):
                 return
@@ -474,6 +480,7 @@ class Stage:
             if runs_late and self.mailbox.waiting is None:
                 self._start(answered, now_ns)  # for the histories, and the next `hold_last`
             crew.learn(answered, now_ns)
+            self.behind = self.behind + 1 if answer.outcome is Outcome.LATE else 0
             if answered.together and answered.failure is not None:
                 self._alone = True
             elif answered.survived:

@@ -8,6 +8,7 @@ worker.
 import threading
 from typing import TYPE_CHECKING
 
+from torchperf_ros.api.clock import NS_PER_MS
 from torchperf_ros.api.errors import ProtocolError
 from torchperf_ros.safety.stop_output import warm_up_stop
 from torchperf_ros.settings.config import StageConfig
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from torchperf_ros.stage.stage import Stage
 
 _NO_DEADLINE = 1 << 62
+_MOST_BEHIND = 3  # frames of a stream in a row without a result in time: then others give way
+_LOOK_AGAIN_NS = 2 * NS_PER_MS
 
 
 class StageThread:
@@ -60,6 +63,10 @@ class StageThread:
     def is_free(self) -> bool:
         """Whether no stage on it has a frame in flight; with the lock held."""
         return all(stage.turn is None for stage in self.stages)
+
+    @property
+    def has_streams(self) -> bool:
+        return bool(self._alarms)
 
     @property
     def batches(self) -> bool:
@@ -227,6 +234,32 @@ class StageThread:
             stage.scenes.look_at(stage.pool)
 
 
-def _urgency(stage: "Stage") -> tuple[int, int]:
+    def gives_way(self, stage: "Stage", now_ns: int) -> int:
+        """Until when an idle worker is left to another stream that has gone without results; 0: it is not.
+
+        Cameras that are triggered together send in the same order each time. On a machine that is too slow
+        for all of them the last would never have a worker.
+        """
+        ladder = stage.ladder
+        done_ns = now_ns + round(ladder.predicted_ms(ladder.last) * NS_PER_MS)
+        for other in self.stages:
+            if other.behind < _MOST_BEHIND or other.behind <= stage.behind or other.turn is not None:
+                continue
+            if other.config.priority >= stage.config.priority:
+                due_ns = other.arrivals.expected_ns(now_ns)
+                if due_ns < done_ns:
+                    return due_ns + _LOOK_AGAIN_NS
+        return 0
+
+
+def _urgency(stage: "Stage") -> tuple[int, bool, int]:
+    """A stream's place in the order: by priority; then what can still be in time; then by deadline.
+
+    The deadline of a stream that has gone without results counts as earlier.
+    """
     turn = stage.turn
-    return -stage.config.priority, _NO_DEADLINE if turn is None else turn.frame.deadline_ns
+    if turn is None:
+        return -stage.config.priority, True, _NO_DEADLINE
+    is_late = turn.leave_ns - stage.clock() < turn.ladder.predicted_ms(turn.ladder.last) * NS_PER_MS
+    handicap_ns = min(stage.behind, _MOST_BEHIND) * stage.budget_ms * NS_PER_MS / _MOST_BEHIND
+    return -stage.config.priority, is_late, turn.frame.deadline_ns - round(handicap_ns)

@@ -96,7 +96,7 @@ class DemoDrive:
                 image = drive_topics(log)[0]
             self._image_type, title = image.type_name, f"{options.log.name}, {image.count} images"
         self._state = DriveState(f"{title}, sabotaged" if options.sabotage else title, options.seconds)
-        self._state.sabotaged = options.sabotage
+        self._state.sabotaged, self._state.cameras = options.sabotage, options.cameras
         self._evidence = open_incidents("", 1)  # the node's defaults; here it is only looked at
 
     def run(self) -> int:
