@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rosbags.typesys import Stores, get_typestore
 
-from torchperf_ros.settings.config import node_config, stage_config, stage_configs
+from torchperf_ros.settings.config import node_config, stage_configs
 from torchperf_ros.stage.hooks import StagePorts
 from torchperf_ros.stage.stage import Stage
 from torchperf_ros.workers.worker_pool import RestartPolicy
@@ -79,9 +79,12 @@ class StageUnderTest:
             **parameters,
         }
         self.options = {"folder": str(folder), **(options or {})}
-        (config,) = [one for one in stage_configs(name, values) if one.stream == stream]
+        self.of = name, stream
+        config = self._config(values)
         node = node_config({"device": "cpu", "worker_threads": 1, **(node or {})}, {})
-        setup = replace(worker_setup(config.whole_stage, node), options=self.options, start_timeout_s=start_timeout_s)
+        setup = replace(
+            worker_setup(config.whole_stage, node), options=self.options, start_timeout_s=start_timeout_s
+        )
         ports = StagePorts(
             publish=lambda payload: self._keep(self.published, payload),
             hand_on=lambda payload, frame: self._keep(self.handed_on, (payload, frame)),
@@ -91,7 +94,9 @@ class StageUnderTest:
         )
         self.values = values
         self.actor = Stage(config, setup, ports, time.time_ns, beside=beside and beside.actor)
-        if forgiving and beside is None:  # as if every worker had served for long: replaced at once however often it dies
+        if (
+            forgiving and beside is None
+        ):  # as if every worker had served for long: replaced at once however often it dies
             self.actor.pool.policies = [
                 RestartPolicy(time.monotonic_ns, proven_s=0.0) for _ in range(config.workers)
             ]
@@ -108,8 +113,13 @@ class StageUnderTest:
             self.wait_for_workers()
         return self
 
+    def _config(self, values):
+        name, stream = self.of
+        (config,) = [one for one in stage_configs(name, values) if one.stream == stream]
+        return config
+
     def reconfigure(self, **parameters):
-        self.actor.reconfigure(stage_config(self.actor.config.name, {**self.values, **parameters}))
+        self.actor.reconfigure(self._config({**self.values, **parameters}))
 
     @property
     def counters(self):

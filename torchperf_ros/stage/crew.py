@@ -421,9 +421,10 @@ class Crew:
         self.practice.forget()
 
     def _calibrate(self, worker: WorkerProcess) -> None:
-        if hasattr(worker.reported, "batch"): self.batch_times.measured(
-            worker.reported.batch, worker.reported.batch_refusal, worker.reported.batch_ms
-        )
+        if hasattr(worker.reported, "batch"):
+            self.batch_times.measured(
+                worker.reported.batch, worker.reported.batch_refusal, worker.reported.batch_ms
+            )
         for ladder in self.ladders:
             ladder.calibrate(worker.calibrations)
 

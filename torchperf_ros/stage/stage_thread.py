@@ -14,7 +14,6 @@ from torchperf_ros.safety.stop_output import warm_up_stop
 from torchperf_ros.settings.config import StageConfig
 from torchperf_ros.stage.alert_rules import change_alert
 from torchperf_ros.stage.hooks import StageMachinery
-from torchperf_ros.stage.turn import Turn
 from torchperf_ros.stage.waiter import Alarm, StageWaiter
 from torchperf_ros.workers.worker_process import WorkerProcess
 
@@ -44,6 +43,7 @@ class StageThread:
         for _ in config.streams:
             Alarm(self.waiter, self._alarms)
         self._stopped = 0
+        self._ran: dict[WorkerProcess, int] = {}  # the stream of whose frame a worker that is gone had one
         self._at: Stage | None = None  # which stage the thread works for, None: for all
         self._open = True
         self._thread = threading.Thread(
@@ -195,15 +195,17 @@ class StageThread:
         The stage's thread answers for it if it had not noticed yet.
         """
         with self.lock:
-            at = None if worker is None else self._drop(worker)
-            pid = 0 if worker is None else worker.pid
+            pid, at = 0, 0
+            if worker is not None:
+                self._drop(worker)
+                pid, at = worker.pid, self._ran.pop(worker, 0)
             for stage in self.stages:
                 pool = stage.pool
                 alert = stage.statistics.worker_died(
                     reason, pid, pool.restarts, lasting=lasting, alone=not pool.ready
                 )
                 # One death is one alert, of the stream whose frame the worker ran.
-                if stage is self.stages[0 if at is None else at.stream]:
+                if stage is self.stages[at]:
                     stage.add_alert(alert)
                 stage.waiter.wake()
 
@@ -220,19 +222,18 @@ class StageThread:
         first = self.stages[0]
         first.tell(change_alert(first.config.name, "model", text))
 
-    def _drop(self, worker: WorkerProcess) -> Turn | None:
-        """Have nothing more to do with a worker that is gone; returns what it ran. With the lock held."""
+    def _drop(self, worker: WorkerProcess) -> None:
+        """Have nothing more to do with a worker that is gone; with the lock held."""
         for stage in self.stages:
             if worker is stage.scenes.word_of:
                 stage.scenes.forget_word()  # the tiers of that scene may be what ends its workers
-        turn = self.stages[0].model.crew.drop(worker)
+        if (turn := self.stages[0].model.crew.drop(worker)) is not None:
+            self._ran[worker] = turn.stream
         self._look_at_scenes()
-        return turn
 
     def _look_at_scenes(self) -> None:
         for stage in self.stages:
             stage.scenes.look_at(stage.pool)
-
 
     def gives_way(self, stage: "Stage", now_ns: int) -> int:
         """Until when an idle worker is left to another stream that has gone without results; 0: it is not.
