@@ -406,3 +406,10 @@ class Wordy(Controlled):
             if isinstance(found, TierFacts):
                 found.guards = "guard " * 20_000
         return super().preprocess(messages)
+
+
+class Together(Controlled):
+    """Takes several frames in one run."""
+
+    def dynamic_dims(self):
+        return {index: {0: (1, 8)} for index in range(2)}

@@ -27,13 +27,14 @@ from torchperf_ros.api.messages import full_name, warm_up
 from torchperf_ros.engines.cuda_graph import CaptureFailed
 from torchperf_ros.engines.device import Device, choose_device, leave
 from torchperf_ros.engines.outputs import tensors_in
+from torchperf_ros.worker.batching import find_batching
 from torchperf_ros.worker.capture import step_into_background
 from torchperf_ros.worker.output_message import output_message
 from torchperf_ros.worker.reports import Reports, readable
 from torchperf_ros.worker.session import Prepared, Session, seed_from
 from torchperf_ros.worker.tier import InvalidOutput, OutputCheck, Tier
 from torchperf_ros.worker.tier_loader import TierLoader
-from torchperf_ros.workers.calibration import Calibration
+from torchperf_ros.workers.calibration import Batching, Calibration
 from torchperf_ros.workers.control import Description, LastWords, Progress, Ready, unpack_message
 from torchperf_ros.workers.package_cache import use_compiler_cache
 from torchperf_ros.workers.process_setup import LARGEST_KEPT_BYTES, keep_freed_memory, set_nice
@@ -173,11 +174,26 @@ class Preparation:
                 self._loader.forget_runs(name, example)
                 if why := check.unchecked:
                     self._reports.warn(f"tier {name}: outputs are not checked for NaN and Inf: {why}")
+        batching = self._batching(prepared) if setup.batch > 1 else Batching()
         if any(tier.facts.engine == "compile" for tier in prepared.tiers.values()):
             # from here on it would cost a frame its deadline
             torch.compiler.set_stance("fail_on_recompile")
         facts = tuple(prepared.facts(setup.tiers))
-        return Ready(tuple(calibrations), facts, tuple(self._loader.missing))
+        return Ready(tuple(calibrations), facts, tuple(self._loader.missing), batching)
+
+    def _batching(self, prepared: Prepared) -> Batching:
+        """Whether and how fast one run answers several frames; says why not."""
+        setup, adapter = self._setup, prepared.adapter
+        rests = setup.background and self._device.is_cuda
+        with torch.inference_mode():
+            found = find_batching(adapter, prepared.tiers, setup, rests=rests)
+            for number in prepared.tiers:
+                name = setup.tiers[number]
+                self._loader.forget_runs(name, adapter.example_inputs(name))
+        if found.refusal and not setup.batching:
+            alone = "frames of several streams run one by one: " if found.most == 1 else ""
+            self._reports.alert(f"{alone}{found.refusal}")
+        return found
 
     def _run_whole_frame(
         self, prepared: Prepared, tier: Tier, check: OutputCheck, example: tuple[torch.Tensor, ...]

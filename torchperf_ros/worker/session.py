@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -19,7 +19,9 @@ from torchperf_ros.api.errors import AdapterError, FrameOverwritten
 from torchperf_ros.api.histories import work_for
 from torchperf_ros.api.messages import decode
 from torchperf_ros.api.outcome import IN_TIME, Outcome
+from torchperf_ros.engines.built_tier import Inputs
 from torchperf_ros.engines.device import Device, leave
+from torchperf_ros.worker.batching import layout_for_batch, run_together
 from torchperf_ros.worker.capture import CaptureTaker
 from torchperf_ros.worker.output_message import check_inputs, output_message
 from torchperf_ros.worker.reports import EVERY_S, Reports, failure_of
@@ -28,12 +30,13 @@ from torchperf_ros.workers.control import LastWords, TierFacts
 from torchperf_ros.workers.frame_ring import FrameReader
 from torchperf_ros.workers.protocol import (
     OBSERVE,
+    REQUESTS_BYTES,
     RUN,
     SOON,
     Request,
     Response,
     shapes_text,
-    unpack_request,
+    unpack_requests,
 )
 from torchperf_ros.workers.result_area import ResultArea
 from torchperf_ros.workers.worker_setup import WorkerSetup
@@ -43,6 +46,7 @@ _STAYS_AWAKE_NS = 2 * NS_PER_MS  # the node takes an image of 1920x1080 in 1 ms
 _MOST_SHAPE_TEXTS = 256
 # of a record that lists 13,000 texts at the most: 30 ms; to limit its time takes 2 us
 _QUICK_BYTES = 65_536
+_T = TypeVar("_T")
 
 
 @dataclass
@@ -126,12 +130,16 @@ class Session:
         with torch.inference_mode():
             while True:
                 with contextlib.suppress(TimeoutError):  # nothing came: a moment to report
-                    data = self._frames.recv(256)
+                    data = self._frames.recv(REQUESTS_BYTES)
                     while data == SOON:
                         data = self._next_soon()
                     if not data:
                         return
-                    self._answer(unpack_request(data))
+                    requests = unpack_requests(data)
+                    if len(requests) == 1:
+                        self._answer(requests[0])
+                    else:
+                        self._answer_batch(requests)
                 self._capture.poll()
                 self._reports.tick(
                     self._device, lambda: list(self._prepared.facts(self._names)), self._out_of_memory
@@ -145,41 +153,113 @@ class Session:
         give_up_ns = time.perf_counter_ns() + _STAYS_AWAKE_NS
         while time.perf_counter_ns() < give_up_ns:
             with contextlib.suppress(BlockingIOError):
-                return os.read(self._frames.fileno(), 256)
-        return self._frames.recv(256)
+                return os.read(self._frames.fileno(), REQUESTS_BYTES)
+        return self._frames.recv(REQUESTS_BYTES)
 
     def _answer(self, request: Request) -> None:
         """Do what is asked for; any error is an outcome of this frame."""
-        adapter, ring = self._streams[request.stream]
-        drawn_from = (request.stream, request.seq) if len(self._streams) > 1 else request.seq
-        seed_from(self._seed, drawn_from)
-        work_for(request.stream)
         self._device.part_threads()
-        response = Response(Outcome.ERROR, request.tier, request.seq, 0, -1, -1, -1, -1)
-        response.stream = request.stream
-        frame = _Frame(request, response, adapter, ring)
-        payload: bytes | memoryview = b""
+        frame = self._taken_up(request)
+        act: Callable[[_Frame], bytes | memoryview] = self._run if request.kind & RUN else self._observe
+        payload = self._attempt(frame, act, frame)
+        if payload is not None:
+            self._reply(frame, payload)
+
+    def _answer_batch(self, requests: Sequence[Request]) -> None:
+        """Run frames of several streams together as far as their inputs allow; an error is its frame's own.
+
+        One in the common run is the outcome of each frame in it.
+        """
+        self._device.part_threads()
+        alike: dict[object, list[tuple[_Frame, Inputs]]] = {}
+        with self._capture.mark(f"{self._stage}/{self._names[requests[0].tier]}"):
+            for place, request in enumerate(requests):
+                frame = self._taken_up(request, place)
+                inputs = self._attempt(frame, self._prepare, frame)
+                if inputs is not None:
+                    alike.setdefault(layout_for_batch(inputs), []).append((frame, inputs))
+            for parts in alike.values():
+                self._run_together(parts)
+        self._capture.frame_done()
+
+    def _run_together(self, parts: Sequence[tuple[_Frame, Inputs]]) -> None:
+        """Answer frames whose inputs can be concatenated; one frame as if it had come alone."""
+        frames, inputs = zip(*parts, strict=True)
+        first = frames[0]
+        if len(frames) == 1:
+            self._seed_for(first.request)
+            work_for(first.request.stream)
+            payload = self._attempt(first, self._infer, first, inputs[0])
+            if payload is not None:
+                self._reply(first, payload)
+            return
+        self._seed_for(first.request)
+        leave_ns = min((each.request.leave_ns for each in frames if each.request.leave_ns), default=0)
         try:
-            if request.kind & RUN:
-                payload = self._run(frame)
-            else:
-                self._receive(frame)
-                response.outcome = Outcome.ON_TIME
+            with self._capture.mark("inference"):
+                shares, took_ns = run_together(self._tiers[first.request.tier], inputs, leave_ns)
         # the user's model may raise anything, `SystemExit` and `KeyboardInterrupt` too
         except BaseException as error:
-            response.outcome, payload = failure_of(error, adapter)
-            if self._device.is_lost(error):
-                self._end_without_device(payload)
+            if isinstance(error, torch.OutOfMemoryError):
+                self._out_of_memory += 1
+                self._device.empty_cache()
+            for frame in frames:
+                self._reply(frame, self._failed(frame, error))
+            return
+        for frame, share in zip(frames, shares, strict=True):
+            work_for(frame.request.stream)
+            frame.response.inference_ns = took_ns
+            payload = self._attempt(frame, self._finish, frame, share)
+            if payload is not None:
+                frame.response.outcome = Outcome.ON_TIME
+                self._reply(frame, payload)
+
+    def _taken_up(self, request: Request, place: int = 0) -> _Frame:
+        """A frame whose adapter is at work from now on."""
+        self._seed_for(request)
+        work_for(request.stream)
+        response = Response(
+            Outcome.ERROR, request.tier, request.seq, 0, -1, -1, -1, -1, stream=request.stream, place=place
+        )
+        return _Frame(request, response, *self._streams[request.stream])
+
+    def _seed_for(self, request: Request) -> None:
+        if self._seed is not None:
+            one_of_several = (request.stream, request.seq)
+            seed_from(self._seed, one_of_several if len(self._streams) > 1 else request.seq)
+
+    def _attempt(self, frame: _Frame, act: Callable[..., _T], *given: Any) -> _T | None:  # noqa: ANN401
+        """What an act gives; None where it raises, and the frame has been answered with that."""
+        try:
+            return act(*given)
+        # the user's model may raise anything, `SystemExit` and `KeyboardInterrupt` too
+        except BaseException as error:
+            self._reply(frame, self._failed(frame, error))
+            return None
+
+    def _failed(self, frame: _Frame, error: BaseException) -> bytes:
+        frame.response.outcome, reason = failure_of(error, frame.adapter)
+        if self._device.is_lost(error):
+            self._end_without_device(reason)
+        return reason
+
+    def _reply(self, frame: _Frame, payload: bytes | memoryview) -> None:
+        request, response = frame.request, frame.response
         self._results.count_handled()
         if request.kind & RUN:
             payload = self._fitting(payload, response)
-            self._results.write(payload)
+            self._results.write(payload, response.place)
             response.length = len(payload)
             self._frames.send(response.pack())
         elif response.outcome != Outcome.ON_TIME:
             stream = self._stream_names[request.stream]
             where = f"frame {request.seq}{f' of stream {stream}' if stream else ''}"
             self._reports.unobserved(where, bytes(payload).decode(errors="replace"))
+
+    def _observe(self, frame: _Frame) -> bytes:
+        self._receive(frame)
+        frame.response.outcome = Outcome.ON_TIME
+        return b""
 
     def _receive(self, frame: _Frame) -> None:
         """Decode the frame's messages, and let the adapter advance its histories if it is to."""
@@ -207,23 +287,26 @@ class Session:
             messages[topic] = Received(decode(item.data, type_name), item.stamp_ns, item.age_ms)
         return messages
 
-    def _run(self, frame: _Frame) -> bytes | memoryview:
+    def _run(self, frame: _Frame) -> memoryview:
         """Bytes in, bytes out; the times of the steps go into the response."""
-        response = frame.response
-        mark, started = self._capture.mark, time.perf_counter_ns()
-        with mark(f"{self._stage}/{self._names[response.tier]}"):
-            self._receive(frame)
-            with mark("preprocess"):
-                tensors = frame.adapter.preprocess(frame.messages)
-            response.preprocess_ns = time.perf_counter_ns() - started - response.decode_ns
-            response.shapes = self._shapes_of(tensors)
-            payload = self._infer(frame, tensors)
+        with self._capture.mark(f"{self._stage}/{self._names[frame.response.tier]}"):
+            payload = self._infer(frame, self._prepare(frame))
             if self._prepared.names_scenes:
-                response.scene = self._scene_of(frame.adapter.scene(frame.messages))
+                frame.response.scene = self._scene_of(frame.adapter.scene(frame.messages))
         self._capture.frame_done()
         return payload
 
-    def _shapes_of(self, tensors: tuple[torch.Tensor, ...]) -> bytes:
+    def _prepare(self, frame: _Frame) -> Inputs:
+        """The frame as inputs of the model."""
+        response, started = frame.response, time.perf_counter_ns()
+        self._receive(frame)
+        with self._capture.mark("preprocess"):
+            inputs = frame.adapter.preprocess(frame.messages)
+        response.preprocess_ns = time.perf_counter_ns() - started - response.decode_ns
+        response.shapes = self._shapes_of(inputs)
+        return inputs
+
+    def _shapes_of(self, tensors: Inputs) -> bytes:
         is_row = isinstance(tensors, (tuple, list))
         shapes = tuple(getattr(tensor, "shape", ()) for tensor in tensors) if is_row else None
         if (text := self._shape_texts.get(shapes)) is None:
@@ -233,7 +316,7 @@ class Session:
             text = self._shape_texts[shapes] = shapes_text(shapes or ())
         return text
 
-    def _infer(self, frame: _Frame, tensors: tuple[torch.Tensor, ...]) -> memoryview:
+    def _infer(self, frame: _Frame, tensors: Inputs) -> memoryview:
         """The tier's result; out of memory, empty the cache and run the next lower one."""
         request, response = frame.request, frame.response
         while True:
@@ -255,7 +338,7 @@ class Session:
                     raise
                 response.tier = lower
 
-    def _run_steps(self, tier: Tier, frame: _Frame, tensors: tuple[torch.Tensor, ...]) -> memoryview:
+    def _run_steps(self, tier: Tier, frame: _Frame, tensors: Inputs) -> memoryview:
         """The last result of an anytime model; each lies in shared memory where the frame waits for one.
 
         It ends early, `PARTIAL`, when the frame has been answered.

@@ -41,6 +41,11 @@ _RESPONSE = struct.Struct(f"<HHIQQ4qIhHH{SHAPES_BYTES}s")
 RESPONSE_BYTES: Final = _RESPONSE.size
 
 
+_REQUEST_BYTES: Final = _REQUEST.size
+MOST_BATCH: Final = 64
+REQUESTS_BYTES: Final = MOST_BATCH * _REQUEST_BYTES
+
+
 class Request(NamedTuple):
     """Node to worker: the frame at `offset` of the ring, `length` bytes.
 
@@ -142,6 +147,14 @@ def _unpack(layout: struct.Struct, data: bytes, what: str) -> tuple[Any, ...]:
 def unpack_request(data: bytes) -> Request:
     """Parse a request; raises `ProtocolError` for another length or version."""
     return Request(*_unpack(_REQUEST, data, "request"))
+
+
+def unpack_requests(data: bytes) -> list[Request]:
+    """Parse a packet, of one request or those of a batch; raises `ProtocolError` as `unpack_request`."""
+    if len(data) <= _REQUEST_BYTES:
+        return [unpack_request(data)]
+    begins = range(0, len(data), _REQUEST_BYTES)
+    return [unpack_request(data[begin : begin + _REQUEST_BYTES]) for begin in begins]
 
 
 def unpack_response(data: bytes) -> Response:

@@ -18,7 +18,7 @@ import psutil
 from torchperf_ros.api.clock import NS_PER_S, Clock
 from torchperf_ros.api.errors import ProtocolError
 from torchperf_ros.settings.config import StageConfig
-from torchperf_ros.workers.calibration import Calibration
+from torchperf_ros.workers.calibration import Batching, Calibration
 from torchperf_ros.workers.capture import Capture
 from torchperf_ros.workers.control import (
     Description,
@@ -200,7 +200,7 @@ class WorkerPool:
         self._start_timeout_s = setup.start_timeout_s
         self.server: ForkServer | None = None
         # of the first worker of which kit
-        self._calibrated: tuple[int, tuple[Calibration, ...]] | None = None
+        self._calibrated: tuple[int, tuple[Calibration, ...], Batching] | None = None
         self.unended = 0  # processes so far that SIGKILL did not end in time
         self._leaving: list[WorkerProcess] = []  # closed, and the process has not ended yet
         # Held while the pool calls its listener: until then the two versions of a stage do not
@@ -450,7 +450,8 @@ class WorkerPool:
         if self.description is not None:  # a worker that finds no GPU any more must not come up on the CPU
             setup = replace(setup, device_before=self.description.device)
         if self._calibrated is not None and self._calibrated[0] == kit.number:
-            setup = replace(setup, calibrations=self._calibrated[1])
+            _, calibrations, batching = self._calibrated
+            setup = replace(setup, calibrations=calibrations, batching=batching)
         worker = WorkerProcess(
             number, setup, self.rings, self.config.max_frame_bytes, self.server, self._look_after_all
         )
@@ -537,8 +538,9 @@ class WorkerPool:
                 self.description = report
             case Progress(text):
                 reported.progress = text
-            case Ready(calibrations, tiers, missing):
+            case Ready(calibrations, tiers, missing, batching):
                 reported.calibrations, reported.tiers, reported.missing = calibrations, tiers, missing
+                reported.batching = batching
                 self._ready(worker)
             case TierReport(tiers, out_of_memory):
                 reported.tiers, reported.out_of_memory = tiers, out_of_memory
@@ -569,7 +571,7 @@ class WorkerPool:
             worker.kill(refusal)
             return
         if self._calibrated is None or self._calibrated[0] != worker.generation:
-            self._calibrated = worker.generation, worker.reported.calibrations
+            self._calibrated = worker.generation, worker.calibrations, worker.batching
         worker.ready_at_ns = time.monotonic_ns()
         with self.telling:
             self.listener.worker_ready(worker)

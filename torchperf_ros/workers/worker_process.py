@@ -12,7 +12,7 @@ from typing import Final
 
 from torchperf_ros.api.clock import NS_PER_MS, NS_PER_S
 from torchperf_ros.api.errors import ProtocolError, how_it_ended
-from torchperf_ros.workers.calibration import Calibration
+from torchperf_ros.workers.calibration import Batching, Calibration
 from torchperf_ros.workers.control import (
     REPORTS,
     Command,
@@ -52,9 +52,23 @@ class WorkerWords:
     calibrations: tuple[Calibration, ...] = ()
     tiers: tuple[TierFacts, ...] = ()
     missing: tuple[str, ...] = ()
+    batching: Batching = Batching()
     out_of_memory: int = 0
     memory_bytes: dict[str, int] = field(default_factory=dict)
     error: str = ""
+
+
+@dataclass(frozen=True)
+class RunPart:
+    """A frame of a batch, see `WorkerProcess.run`."""
+
+    stream: int
+    seq: int
+    offset: int
+    length: int
+    leave_ns: int
+    observe: bool
+    missed: int = 0
 
 
 class ForkedProcess:
@@ -103,8 +117,8 @@ class Backlog:
     def is_empty(self) -> bool:
         return self._results.handled == self._sent
 
-    def sent(self) -> None:
-        self._sent += 1
+    def sent(self, requests: int) -> None:
+        self._sent += requests
 
     def wait_from(self, now_ns: int) -> None:
         """Count `stuck_ms` from now: it had nothing to do, or was busy with something else."""
@@ -251,6 +265,11 @@ class WorkerProcess:
         return self.reported.calibrations
 
     @property
+    def batching(self) -> Batching:
+        """How many frames it takes in one run, and how long that takes."""
+        return self.reported.batching
+
+    @property
     def state(self) -> str:
         """One word or phrase for `/diagnostics`."""
         if self.ready_at_ns is None:
@@ -311,12 +330,35 @@ class WorkerProcess:
         """
         kind = RUN | OBSERVE if observe else RUN
         request = Request(kind, tier, seq, offset, length, leave_ns, missed, last_step, stream)
-        if not self._send(request, now_ns):
+        return self._begin([request], now_ns)
+
+    def run_batch(self, tier: int, parts: Sequence[RunPart], now_ns: int) -> bool:
+        """Hand over frames of different streams to be run together, at most `batch`; else as `run`.
+
+        Each is answered by a response of its own; until then the worker is not idle.
+        """
+        requests = [
+            Request(
+                RUN | OBSERVE if part.observe else RUN,
+                tier,
+                part.seq,
+                part.offset,
+                part.length,
+                part.leave_ns,
+                part.missed,
+                stream=part.stream,
+            )
+            for part in parts
+        ]
+        return self._begin(requests, now_ns)
+
+    def _begin(self, requests: Sequence[Request], now_ns: int) -> bool:
+        if not self._send(requests, now_ns):
             self.kill("it takes no more frames")
             return False
-        self.busy_since_ns, self.tier = now_ns, tier
-        self._given = [(stream, seq)]
-        self.seq = seq
+        self.busy_since_ns, self.tier = now_ns, requests[0].tier
+        self._given = [(request.stream, request.seq) for request in requests]
+        self.seq = requests[0].seq
         return True
 
     def expect(self) -> None:
@@ -328,18 +370,17 @@ class WorkerProcess:
         self, seq: int, offset: int, length: int, now_ns: int, *, missed: int = 0, stream: int = 0
     ) -> bool:
         """Let it advance its histories; False if its queue is full, and it misses the frame."""
-        return not self.usable or self._send(
-            Request(OBSERVE, 0, seq, offset, length, missed=missed, stream=stream), now_ns
-        )
+        request = Request(OBSERVE, 0, seq, offset, length, missed=missed, stream=stream)
+        return not self.usable or self._send([request], now_ns)
 
-    def _send(self, request: Request, now_ns: int) -> bool:
+    def _send(self, requests: Sequence[Request], now_ns: int) -> bool:
         if self.backlog.is_empty:
             self.backlog.wait_from(now_ns)
         try:
-            self.frames.send(request.pack())
+            self.frames.send(b"".join([request.pack() for request in requests]))
         except OSError:  # EAGAIN: its queue is full, EPIPE: it died; the caller turns both into an outcome
             return False
-        self.backlog.sent()
+        self.backlog.sent(len(requests))
         return True
 
     def receive(self) -> tuple[Response, bytes] | None:

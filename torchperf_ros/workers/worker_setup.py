@@ -15,7 +15,7 @@ from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.settings.build_options import BuildOptions
 from torchperf_ros.settings.config import NodeConfig, StageConfig
 from torchperf_ros.settings.shape_options import ShapeOptions
-from torchperf_ros.workers.calibration import Calibration
+from torchperf_ros.workers.calibration import Batching, Calibration
 from torchperf_ros.workers.incident_folder import EvidenceLimits
 from torchperf_ros.workers.package_cache import find_package, open_cache, package_folders
 from torchperf_ros.workers.package_manifest import PackageError
@@ -29,7 +29,7 @@ class WorkerSetup:
         stage, adapter, options, tiers, build, packages, shapes, device, threads: as the parameters.
         scenes: names, as an adapter gives them.
         streams: names; empty: there is one, without a name.
-        batch: most frames in one run.
+        batch: most frames in one run; `batch_strict`: a model that takes fewer ends the start.
         loaded: numbers of the tiers that it is to run.
         lower: of each tier the one to run where memory does not suffice for it, -1: none.
         package_dirs: folders that packages may be taken from.
@@ -39,7 +39,7 @@ class WorkerSetup:
         background: another worker serves while it loads.
         compile: it may compile while it loads; `compile_first` that the first worker does, too.
         device_before: where an earlier worker of the stage ran, "" for the first.
-        calibrations: what an earlier worker of the same kind has measured, empty for the first.
+        calibrations, batching: what an earlier worker of the same kind has measured, empty for the first.
         swapped: the tier that it has a new package for, None: none.
         without_graphs: it captures no CUDA graphs, as a worker before it failed to.
         seed: of what models draw at random in a replay, None: as it comes.
@@ -58,6 +58,7 @@ class WorkerSetup:
     scenes: tuple[str, ...] = ()
     streams: tuple[str, ...] = ()
     batch: int = 1
+    batch_strict: bool = False
     package_dirs: tuple[str, ...] = ()
     shapes: ShapeOptions = ShapeOptions()
     device: str = "cpu"
@@ -77,6 +78,7 @@ class WorkerSetup:
     compile: bool = True
     device_before: str = ""
     calibrations: tuple[Calibration, ...] = ()
+    batching: Batching | None = None
     swapped: int | None = None
     without_graphs: bool = False
     seed: int | None = None
