@@ -242,6 +242,8 @@ class StageConfig:
     # Of one stream: the stage that it is of, and its own name; the configuration's is STAGE.STREAM.
     stage: str = ""
     stream: str = ""
+    # Whether `batch` was asked for as a number: a model that takes fewer frames is refused.
+    batch_strict: bool = False
 
     @property
     def whole_stage(self) -> "StageConfig":
@@ -485,7 +487,9 @@ def stage_config(
     checked["fallback"] = tuple(Fallback[word.upper()] for word in checked["fallback"])
     guard = guard_options(values, name, vehicle)
     own = guard if guard.act or guard.shadow else None
-    return StageConfig(name=name, **checked, guard=own, stage=stage, stream=stream)
+    return StageConfig(
+        name=name, **checked, guard=own, stage=stage, stream=stream, batch_strict=batch != AUTO
+    )
 
 
 def _json_object(text: str, name: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from torchperf_ros.stage.turn import Turn
-from torchperf_ros.workers.calibration import SortedWindow, usual_p99
+from torchperf_ros.workers.calibration import Batching, SortedWindow, usual_p99
 
 _WINDOW = 128
 _MOST_REFUSALS = 1000
@@ -38,9 +38,10 @@ class BatchTimes:
         self._own: dict[tuple[int, int], SortedWindow] = {}
         self._refusals = 0  # of sizes that own runs speak against
 
-    def measured(self, most: int, refusal: str, times_ms: dict[int, Sequence[tuple[int, float]]]) -> None:
-        """Take what a worker has found out at its start: of each tier the size and time in ms of some batches."""
-        self.most, self.refusal, self._measured = most, refusal, times_ms
+    def measured(self, found: Batching) -> None:
+        """Take what a worker has found out at its start."""
+        self.most, self.refusal = found.most, found.refusal
+        self._measured = dict(enumerate(found.times_ms))
 
     def add(self, tier: int, size: int, inference_ms: float) -> None:
         """Learn from one run."""

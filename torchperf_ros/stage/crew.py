@@ -14,12 +14,7 @@ from torchperf_ros.stage.turn import RunResult, Turn, Verdict
 from torchperf_ros.stage.waiter import StageWaiter
 from torchperf_ros.workers.protocol import Response
 from torchperf_ros.workers.worker_pool import WorkerPool
-from torchperf_ros.workers.worker_process import WorkerProcess
-
-try:
-    from torchperf_ros.workers.worker_process import RunPart
-except ImportError:
-    RunPart = object
+from torchperf_ros.workers.worker_process import RunPart, WorkerProcess
 
 _MUCH = 0.5  # of a budget, gone before the frame came: that explains more than what the run took
 
@@ -140,14 +135,13 @@ class Crew:
 
     @staticmethod
     def _part(worker: WorkerProcess, turn: Turn) -> RunPart:
-        before = worker.observed.get(turn.stream)
         return RunPart(
             turn.stream,
             turn.frame.seq,
             turn.offset,
             turn.length,
             leave_ns=turn.leave_ns,
-            observe=before is None or before < turn.number,
+            observe=_is_behind(worker, turn),
             missed=_missed(worker, turn),
         )
 
@@ -421,10 +415,7 @@ class Crew:
         self.practice.forget()
 
     def _calibrate(self, worker: WorkerProcess) -> None:
-        if hasattr(worker.reported, "batch"):
-            self.batch_times.measured(
-                worker.reported.batch, worker.reported.batch_refusal, worker.reported.batch_ms
-            )
+        self.batch_times.measured(worker.batching)
         for ladder in self.ladders:
             ladder.calibrate(worker.calibrations)
 

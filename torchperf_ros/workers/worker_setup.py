@@ -119,6 +119,8 @@ def worker_setup(stage: StageConfig, node: NodeConfig) -> WorkerSetup:
         packages=stage.packages,
         loaded=tuple(tiers),
         streams=stage.streams,
+        batch=stage.batch,
+        batch_strict=stage.batch_strict,
         lower=tuple(_lower(stage, tier) for tier in tiers),
         scenes=tuple(scene.name for scene in stage.scenes),
         package_dirs=tuple(folders),

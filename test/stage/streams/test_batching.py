@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from torchperf_ros.stage.batching import BatchTimes
 from torchperf_ros.stage.waiter import Alarm
+from torchperf_ros.workers.calibration import Batching
 
 TIER = 0
 MS = st.floats(0.1, 500.0)
@@ -25,7 +26,7 @@ def test_given_any_times_when_frames_run_together_then_all_are_in_time_and_it_is
     most, whole_ms, lefts_ms, alone_ms, overhead_ms, slowdown, runs
 ):
     times = BatchTimes()
-    times.measured(most, "", {TIER: tuple(zip((1, 2, 4, 8), whole_ms, strict=True))})
+    times.measured(Batching(most, "", (tuple(zip((1, 2, 4, 8), whole_ms, strict=True)),)))
     for size, ms in runs:
         times.add(TIER, size, ms)
     size = times.largest(TIER, lefts_ms, alone_ms, overhead_ms, slowdown)
@@ -39,14 +40,14 @@ def test_given_any_times_when_frames_run_together_then_all_are_in_time_and_it_is
 def test_given_a_model_that_is_not_to_be_batched_when_asked_then_each_frame_runs_alone():
     times = BatchTimes()
     assert times.largest(TIER, [1000.0] * 4, 10.0, 0.0, 1.0) == 1
-    times.measured(1, "it mixes the frames", {})
+    times.measured(Batching(1, "it mixes the frames"))
     assert times.largest(TIER, [1000.0] * 4, 10.0, 0.0, 1.0) == 1
     assert math.isinf(times.predicted_ms(TIER, 2, 1.0))
 
 
 def test_given_a_size_that_was_slow_for_a_while_when_the_machine_is_well_again_then_it_is_tried_again():
     times = BatchTimes()
-    times.measured(2, "", {TIER: ((1, 10.0), (2, 12.0))})
+    times.measured(Batching(2, "", (((1, 10.0), (2, 12.0)),)))
     for _ in range(3):
         times.add(TIER, 2, 100.0)
     asked = 0
