@@ -147,7 +147,7 @@ class ReplayStages:
             ReplayError: a stage cannot run.
         """
         for actor in self.actors:
-            if not self._pace.threaded:
+            if not (self._pace.threaded or actor.place):
                 pool: Any = actor.pool  # the virtual clock's
                 pool.settle()
             # the standby, too: it can step in from the first frame on
@@ -155,7 +155,7 @@ class ReplayStages:
         self.start_up_s = time.monotonic() - self._started_s
         for actor in self.actors:
             worker = next(worker for worker in actor.pool.workers if worker is not None)
-            if worker.reported.missing:
+            if worker.reported.missing and not actor.place:
                 tiers = ", ".join(worker.reported.missing)
                 why = "in eager, as there is no package; `torchperf compile` makes them"
                 self._say(f"{actor.config.name}: {tiers} {why}")

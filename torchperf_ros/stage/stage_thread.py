@@ -104,9 +104,10 @@ class StageThread:
 
     def stop(self, stage: "Stage") -> None:
         """End the thread and kill the workers, when the last of its stages asks for it."""
-        self._stopped += 1
-        if self._stopped < len(self.stages):
-            return
+        with self.lock:
+            self._stopped += 1
+            if self._stopped < len(self.stages):
+                return
         self._open = False
         with self.lock:
             self.waiter.wake()
