@@ -1,6 +1,7 @@
 """Frames of several streams in one run: which models may, and what becomes of each frame."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ from torchperf_ros.workers.calibration import Batching
 from torchperf_ros.workers.control import Ready, Remark
 from torchperf_ros.workers.protocol import OBSERVE, RUN, Request, unpack_response
 
-# a fixture for these tests, too
+# fixtures for these tests, too
+from ..engines.conftest import fresh_compiler  # noqa: F401
 from .test_session import TEXT, Doubling, make_node, text_of  # noqa: F401
 
 STREAMS = ("front", "left", "right", "rear")
@@ -107,6 +109,20 @@ class Mixing(Camera):
 
     def postprocess(self, outputs, messages):
         return message_class(TEXT)(data=f"{self.name} {outputs.shape}")
+
+
+class Plain(Camera):
+    def build(self, tier):
+        model = torch.nn.Linear(3, 2)
+        for weights in model.parameters():  # whose sums are exact in any order
+            torch.nn.init.constant_(weights, 0.5)
+        return model
+
+    def dynamic_dims(self):
+        return {0: {0: (1, 8)}}
+
+    def postprocess(self, outputs, messages):
+        return message_class(TEXT)(data=f"{self.name} {outputs.tolist()}")
 
 
 class Fixed(Camera):
@@ -270,6 +286,22 @@ def test_given_a_model_that_takes_batches_when_started_then_it_says_how_many_and
     ((*pairs,),) = found.batch_ms
     assert [size for size, _ in pairs] == [1, 2, 4, 6]
     assert all(ms > 0.0 for _, ms in pairs)
+
+
+def test_given_an_engine_for_ranges_of_sizes_when_frames_run_together_then_it_runs_them_as_prepared(
+    open_node,
+    monkeypatch,
+    fresh_compiler,  # noqa: F811 - the fixture
+):
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    node = open_node("Plain", build=(BuildOptions("compile"),)).start()
+    tier = node.prepared.tiers[0]
+    alone = {stream: words(ask_together(node, {stream: 2.0 * stream}))[stream] for stream in range(3)}
+    before = tier.report()
+    assert words(ask_together(node, {stream: 2.0 * stream for stream in range(3)})) == alone
+    facts = tier.report()
+    assert (facts.engine, facts.recompiles, facts.engine_errors) == ("compile", 0, 0)
+    assert (facts.hits - before.hits, facts.misses) == (1, 0)
 
 
 @pytest.mark.parametrize("does", MIXING)
