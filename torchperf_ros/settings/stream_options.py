@@ -43,7 +43,7 @@ def given_streams(names: object) -> list[str]:
 def check_streams(
     stage: str, streams: Sequence[str], stages: Sequence[str], words: Collection[str]
 ) -> None:
-    """See that streams can be told apart from each other, from `stages`, and from the stage's own `words`.
+    """See that each stream's name means one thing beside the others, the `stages`, and the stage's own `words`.
 
     Raises:
         ConfigError: names the parameter, the value and what is allowed.

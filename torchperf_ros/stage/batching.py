@@ -1,6 +1,6 @@
 """Several frames in one run: those of different streams that wait at the same time.
 
-Nobody waits for a frame that has not come. Frames that wait for a worker run together if that takes less time
+No frame waits for one that has not come. Frames that wait for a worker run together if that takes less time
 than one after the other, and if all of them are answered by their deadlines.
 """
 
@@ -17,7 +17,7 @@ _SPARED = 1  # slow run of a window; the next one counts
 
 
 @dataclass(slots=True)
-class Batch:
+class FrameBatch:
     """Frames that one worker runs together, by stream; each is taken out when the worker has answered it."""
 
     size: int

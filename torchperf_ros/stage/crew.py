@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from torchperf_ros.api.clock import NS_PER_MS
 from torchperf_ros.api.outcome import Fallback, Outcome
 from torchperf_ros.settings.config import StageConfig
-from torchperf_ros.stage.batching import Batch, BatchTimes
+from torchperf_ros.stage.batching import BatchTimes, FrameBatch
 from torchperf_ros.stage.frame import StepTimes
 from torchperf_ros.stage.ladder import TierClock, TierLadder
 from torchperf_ros.stage.practice import DISOWNED, Job, Practice, Purpose
@@ -46,7 +46,7 @@ class Crew:
         self.unseen = 0
         self._waiter = waiter
         self.preferred: WorkerProcess | None = None
-        self._running: dict[WorkerProcess, Turn | Job | Batch] = {}
+        self._running: dict[WorkerProcess, Turn | Job | FrameBatch] = {}
         self._lessons: list[tuple[TierLadder, int, float, float]] = []
 
     # -- who is idle
@@ -123,7 +123,7 @@ class Crew:
             worker.observed[turn.stream] = turn.number
             turn.started(worker, tier, now_ns, expected_ms, turn.ladder.predicted_ms(turn.ladder.last))
             turn.together = True
-        self._running[worker] = Batch(size, {turn.stream: turn for turn in turns[:size]})
+        self._running[worker] = FrameBatch(size, {turn.stream: turn for turn in turns[:size]})
         self.preferred = worker
         return size
 
@@ -224,7 +224,7 @@ class Crew:
             )
             return None
         size = 1
-        if isinstance(run, Batch):
+        if isinstance(run, FrameBatch):
             size, batch = run.size, run
             run = batch.turns.pop(response.stream)
             if batch.turns:
@@ -403,7 +403,9 @@ class Crew:
         if isinstance(run, Job):
             self.practice.lost(run, self._ladder_of(run))
             return None
-        turns = list(run.turns.values()) if isinstance(run, Batch) else [run] if run is not None else []
+        turns = (
+            list(run.turns.values()) if isinstance(run, FrameBatch) else [run] if run is not None else []
+        )
         reason = worker.kill_reason or f"worker {worker.number} (pid {worker.pid}) died"
         for turn in turns:
             self._failed(worker, turn, Outcome.HUNG if worker.hung else Outcome.CRASHED, reason)

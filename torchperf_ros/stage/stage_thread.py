@@ -1,7 +1,7 @@
 """The thread of a stage, with the lock and the timer that it shares with whoever brings frames.
 
 A stage without streams has one `Stage` on its thread. The streams of a stage are one `Stage` each, all on one
-thread: whatever wakes it, the frame with the earliest deadline is looked at first, so that it gets the idle
+thread: at each event the frame with the earliest deadline is looked at first, so that it gets the idle
 worker.
 """
 

@@ -35,7 +35,7 @@ from torchperf_ros.worker.session import Prepared, Session, seed_from
 from torchperf_ros.worker.tier import InvalidOutput, OutputCheck, Tier
 from torchperf_ros.worker.tier_loader import TierLoader
 from torchperf_ros.workers.calibration import Batching, Calibration
-from torchperf_ros.workers.control import Description, LastWords, Progress, Ready, unpack_message
+from torchperf_ros.workers.control import Description, LastWords, Progress, Ready, Remark, unpack_message
 from torchperf_ros.workers.package_cache import use_compiler_cache
 from torchperf_ros.workers.process_setup import LARGEST_KEPT_BYTES, keep_freed_memory, set_nice
 from torchperf_ros.workers.protocol import MAX_CONTROL_BYTES, STACK_FILE, STACK_SIGNAL
@@ -192,7 +192,9 @@ class Preparation:
                 self._loader.forget_runs(name, adapter.example_inputs(name))
         if found.refusal and not setup.batching:
             alone = "frames of several streams run one by one: " if found.most == 1 else ""
-            self._reports.alert(f"{alone}{found.refusal}")
+            # A model that says nothing of batches is no fault; one that says what does not hold is.
+            remark = Remark(f"{alone}{found.refusal}", alert=bool(adapter.dynamic_dims()))
+            self._reports.say(remark)
         return found
 
     def _run_whole_frame(
