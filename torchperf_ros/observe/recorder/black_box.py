@@ -99,7 +99,9 @@ class BlackBox:
             [topic and (topic[0], topic[1]) for topic in stage["inputs"]] for stage in setup["stages"]
         ]
         self._outputs: list[_Topic] = [(*stage["output"],) for stage in setup["stages"]]
-        self._rows = [LatencyRecord(index) for index in range(len(self._outputs))]
+        self._rows = [
+            LatencyRecord(index, stage.get("stream")) for index, stage in enumerate(setup["stages"])
+        ]
         self._row_topic = f"{setup['node']}/latency_stages", "std_msgs/msg/Float64MultiArray"
         self._latency_topic = f"{setup['node']}/latency", "std_msgs/msg/Float64"
         self._before_ns, self._after_s = setup["black_box_s"] * NS_PER_S, setup["black_box_after_s"]

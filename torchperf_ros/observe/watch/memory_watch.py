@@ -270,7 +270,9 @@ def _samples(use: "MemoryUse", stages: "Sequence[Stage]", limit_mib: int) -> Ite
     rss_room = available if "allocated" in use.by_workers else min(room, available)
     yield _MemorySeries(NODE, "", "resident memory of the node", use.node_rss / _MIB, available, {})
     for stage in stages:
-        name, shadow = stage.config.name, stage.shadow
+        if stage.place:  # the streams of a stage share its workers
+            continue
+        name, shadow = stage.config.whole_stage.name, stage.shadow
         pools = {name: stage.pool}
         if shadow is not None:
             pools[f"{name}/{shadow.version}"] = shadow.pool
