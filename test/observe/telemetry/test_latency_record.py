@@ -30,13 +30,13 @@ def test_given_answers_when_recorded_then_every_value_is_under_its_label_and_the
 ):
     answer = make_answer(seq=7, tier=2, total_ms=12.5)
     answer.check, answer.missing_inputs = GuardVerdict.REBASED, 0b110
-    found = row(LatencyRecord(1), answer)
-    values = [1, 7, 4.0, 0.5, 1.0, 2.0, 3.0, 4.0, 12.5, 50.0, 2, 0, math.nan, 2, 0, 6, 13.5, -1.0, 0]
+    found = row(LatencyRecord(1, stream=3), answer)
+    values = [1, 7, 4.0, 0.5, 1.0, 2.0, 3.0, 4.0, 12.5, 50.0, 2, 0, math.nan, 2, 0, 6, 13.5, -1.0, 0, 3]
     assert found == pytest.approx(dict(zip(LABELS, values, strict=True)), nan_ok=True)
     answer = make_answer(Outcome.STARTING, Fallback.STOP, tier=-1, steps=StepTimes(), age_ms=math.nan)
     found = row(LatencyRecord(0), answer)
     unknown = {"age_ms", "decode_ms", "preprocess_ms", "inference_ms", "postprocess_ms", "tier", "check"}
-    assert {label for label, value in found.items() if math.isnan(value)} == unknown
+    assert {label for label, value in found.items() if math.isnan(value)} == unknown | {"stream"}
     assert (found["outcome"], found["fallback"]) == (7, 2)
 
 
