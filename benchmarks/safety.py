@@ -39,10 +39,10 @@ import psutil
 
 from benchmarks.rig.arguments import add_some, arguments_of, callers_path
 from benchmarks.rig.report import Part, Report, Target, say
+from benchmarks.traffic.lane_sequences import FASTER_MS, SEQUENCE_S, run_sequence
 from torchperf_ros.tools.shell import follow, progress_bars
 from torchperf_ros.workers.process_setup import die_with_parent
 from torchperf_ros.world.drive_command import write_drive
-from torchperf_ros.world.lane_sequences import FASTER_MS, SEQUENCE_S, run_sequence
 from torchperf_ros.world.latencies import FAULTS, DrawnRuns
 from torchperf_ros.world.loop import ARMS, NAIVE_RESTART_S, Drive, Workers, drive, end_workers
 from torchperf_ros.world.scenarios import SCENARIOS, TRAFFIC, draw_scenario
