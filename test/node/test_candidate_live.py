@@ -154,7 +154,7 @@ def while_driving(node, camera, image, warm_process, tmp_path):
     def run(*words):
         environment = os.environ | {"ROS_DOMAIN_ID": str(node.graph.context.get_domain_id())}
         with (tmp_path / "said").open("w") as prints:
-            words = ["rollout", *words, "--node", node.name]
+            words = ["rollout", "candidate", *words, "--node", node.name]
             process = warm_process.start("torchperf", words, environment, prints.fileno())
         node.drive(camera, image, lambda: process.poll() is not None, "the end of the command", 240.0)
         return process.returncode, (tmp_path / "said").read_text().strip().splitlines()
@@ -169,19 +169,19 @@ def test_given_the_commands_when_run_then_the_node_does_so_and_they_say_what_ser
     monkeypatch.setenv("ROS_DOMAIN_ID", str(node.graph.context.get_domain_id()))
 
     def run(*words):
-        result = CliRunner().invoke(app, ["rollout", *words, "--node", node.name])
+        result = CliRunner().invoke(app, ["rollout", "candidate", *words, "--node", node.name])
         return result.exit_code, result.output.strip().splitlines()[-1]
 
-    assert run("end", "perception") == (0, "perception: version base serves")
-    assert run("start", str(candidate), "perception") == (0, "perception: version base serves")
-    status, said = while_driving("serve", "perception")
+    assert run("end") == (0, "perception: version base serves")
+    assert run("start", str(candidate)) == (0, "perception: version base serves")
+    status, said = while_driving("serve")
     assert (status, said[-1]) == (0, "perception: version b serves")
     # What it waits for is printed only where the frames did not come before the first look.
     assert "of the 50 frames beside the base that it has to have first" in "".join(said) or said[
         0
     ].endswith(": shadow")
-    assert run("back", "perception") == (0, "perception: version base serves")
-    assert run("end", "perception") == (0, "perception: version base serves")
+    assert run("back") == (0, "perception: version base serves")
+    assert run("end") == (0, "perception: version base serves")
     status, said = run("start", __file__)
     assert (status, "is not YAML" in said or "is no mapping" in said) == (1, True)
 

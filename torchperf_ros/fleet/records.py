@@ -16,13 +16,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from torchperf_ros.fleet.guards import CandidateFigures
 from torchperf_ros.settings.user_folder import make_private
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 VERSION: Final = 1
 # A block is a minute of a vehicle.
@@ -106,8 +106,6 @@ def paired_figures(base_ms: Any, candidate_ms: Any, budget_ms: float) -> dict[st
         candidate_ms: likewise; sums and p99 are of the frames for which both have one.
         budget_ms: what is longer is a miss.
     """
-    import numpy as np
-
     arms = {"base": np.asarray(base_ms, float), "candidate": np.asarray(candidate_ms, float)}
     both = np.isfinite(arms["base"]) & np.isfinite(arms["candidate"])
     found: dict[str, Any] = {"frames": np.shape(base_ms)[-1]}
@@ -216,7 +214,7 @@ class Brought:
     """
 
     facts: Mapping[str, Mapping[str, Any]]
-    blocks: Mapping[str, "NDArray[Any]"]
+    blocks: Mapping[str, NDArray[Any]]
     events: Sequence[Mapping[str, Any]]
     left_out: Sequence[str]
 
@@ -244,8 +242,6 @@ def read_records(
     One process reads, at 11 us a line: the day of 1,000 vehicles that drive for eight hours takes 5 s.
     Processes side by side took longer on two cores: 2.8 s for 144,000 lines, and 1.6 s in one.
     """
-    import numpy as np
-
     parts: list[_Part] = []
     for path in files:
         parts.append(_read_file(path))
@@ -282,7 +278,7 @@ class _Part:
 
     vehicle: str
     facts: dict[str, dict[str, Any]]
-    columns: dict[str, "NDArray[Any]"]
+    columns: dict[str, NDArray[Any]]
     events: list[dict[str, Any]]
     left_out: str
 
@@ -321,9 +317,7 @@ def _read_file(path: Path) -> _Part:
     )
 
 
-def _columns(rows: Sequence[Sequence[Any]]) -> dict[str, "NDArray[Any]"]:
-    import numpy as np
-
+def _columns(rows: Sequence[Sequence[Any]]) -> dict[str, NDArray[Any]]:
     values = list(zip(*rows, strict=True)) if rows else [()] * len(_COLUMNS)
     return {
         name: np.array(own, dtype=np.str_ if _KINDS[name] is str else _KINDS[name])

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -21,15 +21,10 @@ from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.fleet.guards import CandidateFigures, broken_guard
 from torchperf_ros.fleet.plan import DONE, ROLLED_BACK, RolloutPlan, RolloutStep
 from torchperf_ros.fleet.records import BLOCK_S, SERVING, SHADOW, paired_figures
-from torchperf_ros.fleet.sequence import STRETCH_BLOCKS, Units, units_of
+from torchperf_ros.fleet.sequence import STRETCH_BLOCKS, Units, Values, units_of
 from torchperf_ros.fleet.status import MoveKind, RolloutStanding, StepStanding, judge, next_move, rate_of
 from torchperf_ros.fleet.targeting import bucket_percent, facts_of, is_for
 from torchperf_ros.fleet.vehicle import Role, role_of
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Values = NDArray[Any]
 
 # What can be tried.
 CANDIDATES: Final = {
@@ -109,7 +104,7 @@ class SimulatedRollout:
 class Minutes:
     """Figures of minutes of both versions, out of which vehicles' minutes are drawn."""
 
-    def __init__(self, windows_ms: "Values", budget_ms: float, candidate: SimulatedCandidate) -> None:
+    def __init__(self, windows_ms: Values, budget_ms: float, candidate: SimulatedCandidate) -> None:
         """Take the minutes of the base, shape (minutes, frames).
 
         Those of the candidate are made of them.
@@ -125,9 +120,7 @@ class Minutes:
         self.candidate = paired_figures(changed, changed, budget_ms)
         self._count = len(windows_ms)
 
-    def draw(
-        self, effects: "Values", is_base: "Values", random: np.random.Generator
-    ) -> dict[str, "Values"]:
+    def draw(self, effects: Values, is_base: Values, random: np.random.Generator) -> dict[str, Values]:
         """Minutes of stretches, flat.
 
         `effects` (stretches, 2) on the logarithm; `is_base`: nothing is wrong there.
@@ -144,7 +137,7 @@ class Minutes:
         return found
 
 
-def built_in_minutes(random: np.random.Generator) -> tuple["Values", float]:
+def built_in_minutes(random: np.random.Generator) -> tuple[Values, float]:
     """Minutes where no run was recorded, and their budget in ms.
 
     The reference detector's median and p99 (as in the closed loop), correlated frames, Pareto spikes.
@@ -165,7 +158,7 @@ def built_in_minutes(random: np.random.Generator) -> tuple["Values", float]:
 
 def recorded_minutes(
     paths: Sequence[Path], stage: str, random: np.random.Generator
-) -> tuple["Values", float]:
+) -> tuple[Values, float]:
     """Minutes out of runs of `torchperf replay`, of successive frames wherever they begin, and their budget in ms.
 
     Raises:
@@ -277,7 +270,7 @@ class Fleet:
 
     def _period(
         self, plan: RolloutPlan, now: datetime.datetime, outcome: SimulatedRollout
-    ) -> tuple[Units, "Values", tuple[float, float]] | None:
+    ) -> tuple[Units, Values, tuple[float, float]] | None:
         """Half an hour.
 
         Which vehicles drive, with which role, and their figures; None where no vehicle had the candidate.
@@ -333,8 +326,8 @@ class Fleet:
         return units_of(blocks), chosen, (float(hours[~serving].sum()), float(hours[serving].sum()))
 
     def _guarded(
-        self, plan: RolloutPlan, chosen: "Values", deaths: "Values", leak: "Values", misses: "Values"
-    ) -> "Values":
+        self, plan: RolloutPlan, chosen: Values, deaths: Values, leak: Values, misses: Values
+    ) -> Values:
         """How many minutes of the half hour each vehicle keeps the candidate, by its own guards."""
         limits, lasted = plan.limits, np.full(len(chosen), STRETCH_BLOCKS)
         of_all = zip(
@@ -375,7 +368,7 @@ def simulate(
     plan: RolloutPlan,
     vehicles: int,
     candidate: SimulatedCandidate,
-    windows: tuple["Values", float],
+    windows: tuple[Values, float],
     seed: int = 1,
     look_every_h: float = LOOK_EVERY_H,
     progress: Callable[[int, int], None] = lambda done, of: None,
