@@ -192,7 +192,6 @@ def main() -> None:
 
 
 def _written(seq: int, base: bytes, candidate: bytes, known: Known | None) -> bytes:
-    """A pair on its way: a line of JSON, and both outputs."""
     head = json.dumps([seq, len(base), len(candidate), known and known.packed()])
     return b"".join((head.encode(), b"\n", base, candidate))
 

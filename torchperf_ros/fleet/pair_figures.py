@@ -117,7 +117,6 @@ class PairBlock:
 
     @property
     def score(self) -> float:
-        """Mean of the adapter's score; NaN where it has none."""
         return self.score_sum / self.scored if self.scored else math.nan
 
 
@@ -180,7 +179,6 @@ class PairFigures:
                 block.scored, block.score_sum = block.scored + 1, block.score_sum + found.score
 
     def take_block(self) -> PairBlock:
-        """What there was since the last call."""
         block, self.block = self.block, PairBlock()
         return block
 

@@ -175,7 +175,6 @@ class RolloutPlan:
 
     @property
     def limits(self) -> Guards:
-        """The guards of this step: the plan's, changed by each step up to it."""
         found = self.guards
         for step in self.steps[: self.step + 1]:
             found = found.changed(step.guards, "guards")
@@ -289,7 +288,6 @@ def read_plan_file(path: Path) -> RolloutPlan:
 
 
 def plan_text(plan: RolloutPlan) -> str:
-    """The plan as YAML, for people to edit and to sign."""
     import io
 
     from ruamel.yaml import YAML

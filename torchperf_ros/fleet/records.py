@@ -189,7 +189,6 @@ class RecordWriter:
         self.problem = ""
 
     def _make_room(self, newest: Path) -> None:
-        """Remove the oldest days; one more day of the largest size so far has to fit."""
         files = [path for path in sorted(self._folder.glob(_PATTERN)) if path != newest]
         sizes = [path.stat().st_size for path in files]
         while files and sum(sizes) + max(sizes) > self._limit_bytes:

@@ -140,7 +140,6 @@ class Rollouts:
         return next((one.card for one in found if one is not None), "")
 
     def begin(self, stages: Sequence[Stage], config: NodeConfig) -> None:
-        """Look after the versions of these stages; before they start."""
         self._stages, self._config = stages, config
         watched = [self._watched[stage.config.name] for stage in stages]
         for stage, one in zip(stages, watched, strict=True):
@@ -238,7 +237,6 @@ class Rollouts:
             watched.text = wish.why
 
     def _judge(self, trial: Trial, source: Source, wish: Wish) -> Wish:
-        """See whether the trial goes on; returns what is to run now."""
         bars = trial.ends(source, wish)
         if not trial.over:
             return wish

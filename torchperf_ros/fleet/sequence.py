@@ -55,8 +55,6 @@ METRICS: Final = (LATENCY, P99, MISSES)
 
 
 class CandidateVerdict(enum.Enum):
-    """The result of comparing a candidate with the base."""
-
     BETTER = "better"
     WORSE = "worse"
     EQUIVALENT = "equivalent"

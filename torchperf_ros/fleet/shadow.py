@@ -54,7 +54,6 @@ def counts(stage: Stage) -> dict[str, int]:
 
 
 def shadow_of(stage: Stage) -> "Shadow | None":
-    """The version beside the one that serves; None if there is none."""
     return cast("Shadow | None", stage.shadow)
 
 
@@ -273,7 +272,6 @@ class Shadow:
         self._settle(self._stage.clock())
 
     def _settle(self, now_ns: int) -> None:
-        """Make a pair of the frame that it ran, once it has a result or has failed."""
         if self._running is None:
             return
         mine, turn, answer = self._running
@@ -325,7 +323,6 @@ class Shadow:
     # -- the pool's thread: workers come and go
 
     def worker_ready(self, worker: WorkerProcess) -> None:
-        """A worker can take frames, unless it takes or gives something else than the version that serves."""
         with self._stage.lock:
             served, own = self._stage.pool.description, self.pool.description
             if served is not None and own is not None:
@@ -336,7 +333,6 @@ class Shadow:
             self.model.crew.join(worker)
 
     def worker_died(self, worker: WorkerProcess | None, reason: str, *, lasting: bool) -> None:
-        """A worker is gone, or was never there; the stage does not mind."""
         with self._stage.lock:
             if worker is not None:
                 self._drop(worker)
@@ -377,7 +373,6 @@ def promote(model: ModelVersion) -> bool:
 
 
 def _gives_way(model: ModelVersion) -> bool:
-    """Whether its workers have a lower priority than those of a version that serves."""
     proven = model.pool.rolling_update.renewal.proven.setup
     serving = model.setup
     return (proven.nice, proven.stream_priority) != (serving.nice, serving.stream_priority)

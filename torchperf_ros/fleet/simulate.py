@@ -221,7 +221,6 @@ class Fleet:
     def play(
         self, look_every_h: float, progress: Callable[[int, int], None] = lambda done, of: None
     ) -> SimulatedRollout:
-        """The whole roll-out, until it is stopped or done; its owner looks every so many hours."""
         plan, outcome = self._plan, SimulatedRollout()
         begin = plan.step_since
         steps = [StepStanding()] * len(plan.steps)

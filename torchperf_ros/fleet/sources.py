@@ -83,7 +83,6 @@ class ParameterSource(Source):
     """`STAGE.candidate` and `STAGE.candidate_serves`."""
 
     def __init__(self, stage: str, config: Callable[[], StageConfig], values: Values) -> None:
-        """Read the parameters of this stage; `config` gives them checked."""
         self._stage, self._config, self._values = stage, config, values
         self._read: tuple[str, Candidate | None] = "", None
         self._out: tuple[str, str] = "", ""  # file of a candidate that is out, and why
@@ -112,7 +111,6 @@ class ParameterSource(Source):
         return self._read[1]
 
     def rolled_back(self, reason: str) -> None:
-        """It is out until another file is named."""
         name = f"{self._read[1].version}: " if self._read[1] is not None else ""
         self._out, self._read = (self._config().candidate, f"{name}{reason}"), ("", None)
 

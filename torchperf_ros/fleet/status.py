@@ -39,8 +39,6 @@ _PERCENT: Final = 100.0
 
 
 class MoveKind(enum.Enum):
-    """What a roll-out needs."""
-
     ADVANCE = "advance"
     HOLD = "hold"
     BACK = "rollback"
@@ -111,7 +109,6 @@ class MetricVerdict:
 
     @property
     def margin_text(self) -> str:
-        """The margin as `text` has differences."""
         return f"{self._percent(self.margin):.3g} {self._unit}"
 
     @property

@@ -42,7 +42,6 @@ _WIDTH_IN, _HEIGHT_IN = 9.0, 4.2
 
 
 def step_rows(plan: RolloutPlan, standing: RolloutStanding) -> list[list[str]]:
-    """A line for each step; the one that is on has a mark."""
     return [
         [
             f"{'> ' if number == plan.step else ''}{number}",
@@ -84,7 +83,6 @@ def headline(plan: RolloutPlan) -> str:
 
 
 def status_page(plan: RolloutPlan, standing: RolloutStanding, move: Move, left_out: Sequence[str]) -> str:
-    """The page as HTML, one file that needs no network."""
     from torchperf_ros.observe.runs.report.page import Cell, Page, table
 
     page = Page()

@@ -35,7 +35,6 @@ class Trial:
     """
 
     def __init__(self, stage: Stage, candidate: str) -> None:
-        """Compare the two versions of `stage`, one of which is the candidate."""
         self.stage, self.candidate = stage, candidate
         if self.shadow is not None:
             self.shadow.figures.version = candidate
@@ -160,7 +159,6 @@ class Trial:
             self._weigh(pool, now_s)
 
     def _weigh(self, pool: WorkerPool, now_s: float) -> None:
-        """Follow the memory of the candidate's first worker."""
         worker = pool.workers[0]
         if worker is None or worker.ready_at_ns is None:
             return

@@ -51,8 +51,6 @@ _MIN_S: Final = 60.0
 
 
 class Role(enum.Enum):
-    """What the candidate does on this vehicle."""
-
     NONE = "none"
     SHADOW = "shadow"
     SERVING = "serving"

@@ -122,7 +122,6 @@ class RoadScene:
 
 @functools.lru_cache(maxsize=2)  # training has scenes of two sizes, and one of each for each of its seeds
 def _backgrounds(width: int, height: int) -> list[Pixels]:
-    """Images of the empty road, half a metre of the way apart; read-only."""
     scale_x, scale_y = width / WIDTH, height / HEIGHT
     horizon = round(_HORIZON * scale_y)
     sky = np.empty((horizon, width, 3), np.uint8)

@@ -147,7 +147,6 @@ def drive(seed: int | str, number: int) -> Iterator[Tick]:
 
 
 def _push(vehicle: Vehicle, draw: random.Random) -> None:
-    """Put the vehicle aside, turn it and change its speed."""
     aside_m = draw.gauss(0.0, _ASIDE_M)
     vehicle.x -= aside_m * math.sin(vehicle.yaw)
     vehicle.y += aside_m * math.cos(vehicle.yaw)

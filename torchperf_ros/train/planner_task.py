@@ -55,8 +55,6 @@ Batch = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class PlannerTask(Task):
-    """Trains `PlannerNet`, see `Task`."""
-
     name = "planner"
     tiers: Mapping[str, int] = PLANNER_WIDTHS
     steps: Mapping[str, int] = {"full": 1800, "medium": 1700, "fast": 1500}
@@ -166,7 +164,6 @@ def _constant(_history: Tensor, _mask: Tensor, ego: Tensor) -> Tensor:
 
 
 def _distances(outputs: Tensor, plans: Tensor) -> Tensor:
-    """In m, of each pose, [n, 30]."""
     away: Tensor = torch.linalg.vector_norm(outputs[:, :, :2] - plans[:, :, :2], dim=2)
     return away
 

@@ -239,7 +239,6 @@ def write(options: TrainOptions, results: Mapping[TierPlan, TierResult]) -> dict
 
 
 def _parameters(plan: TierPlan) -> dict[str, torch.Tensor]:
-    """What was trained of a tier, without buffers."""
     network = task_of(plan.adapter, plan.data).network(plan.tier)
     names = {name for name, _ in network.named_parameters()}
     return {name: value for name, value in trained_weights(plan).items() if name in names}

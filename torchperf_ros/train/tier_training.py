@@ -264,7 +264,6 @@ class _Batches(Dataset[Any]):
 
 
 def _step(task: Task, net: nn.Module, plan: TierPlan, batches: Iterator[Any]) -> float:
-    """Add up the gradients of one batch; the loss."""
     device, total = torch.device(plan.device), 0.0
     for batch in itertools.islice(batches, plan.accumulate):
         with torch.autocast(device.type, torch.bfloat16, enabled=bool(plan.bf16)):

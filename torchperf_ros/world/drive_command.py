@@ -66,7 +66,6 @@ def test_plans_are_as_they_were(replay, golden):
 
 
 def list_choices(shown: Console) -> None:
-    """Print scenarios, arms and faults."""
     for title, rows in (
         ("scenarios", [(name, *describe(name)) for name in (*SCENARIOS, *TRAFFIC)]),
         ("arms", list(ARMS.items())),
@@ -208,7 +207,6 @@ class LiveView(Live):
         self._title, self._columns, self._begun_s = title, max(40, shown.width - 1), 0.0
 
     def show(self, world: World) -> None:
-        """Draw the moment when it is time for it."""
         self._begun_s = self._begun_s or time.monotonic() - world.now_s
         time.sleep(max(0.0, self._begun_s + world.now_s - time.monotonic()))
         self.update(self._picture(world), refresh=True)

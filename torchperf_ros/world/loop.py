@@ -249,7 +249,6 @@ class _Arm(ExitStack, abc.ABC):
             self._log.write(absolute(topic), type_name, data, t_ns)
 
     def plan(self, messages: Messages, stamp_ns: int, tier: int = 0) -> bytes:
-        """What the stages' models make of a frame."""
         content = {
             topic: decode(data, kind)
             for topic, kind, data in messages
@@ -349,7 +348,6 @@ class _Naive(_Arm):
         self.until(stamp_ns)
 
     def _run(self, messages: Messages, stamp_ns: int, now_ns: int) -> None:
-        """Begin a frame: when it is done, and with which plan."""
         if not self._threads:
             self._free_ns = now_ns + (self._wait_ns or 1 << 62)
             return
