@@ -5,7 +5,6 @@ What it does about plans, what it remembers, and that a kill at any moment leave
 
 import datetime
 import hashlib
-import json
 import os
 import re
 import signal
@@ -302,55 +301,6 @@ def test_given_a_folder_that_another_process_uses_when_it_starts_then_it_is_refu
         os.close(end)
 
 
-def adopting(desk, node, earlier=EARLY):
-    """A node that begins with what an earlier release remembers."""
-    folder, facts = desk.folder / node, {"vehicle": EARLY}
-    return VehicleRollout(
-        folder,
-        facts,
-        desk.public,
-        desk.plan_path,
-        "perception",
-        lambda: NOW,
-        earlier=desk.folder / earlier,
-    )
-
-
-def test_given_what_an_earlier_release_remembers_for_all_nodes_when_a_node_starts_then_it_begins_with_that(
-    desk,
-):
-    desk.publish(serving())
-    served(desk.vehicle()).close()
-
-    for node in ("front", "rear"):
-        vehicle = adopting(desk, node)
-        assert "begins with what" in vehicle.adopted
-        assert (vehicle.running.name, vehicle.look().serve.name) == ("7", "7")
-    vehicle.rolled_back("worker_deaths")
-    again = adopting(desk, "rear")
-    assert (again.adopted, again.running.name, "7" in again.state.barred) == ("", "base", True)
-    assert adopting(desk, "front").running.name == "7"
-    desk.publish(serving(name="detector-8", version="8", serial=2**31))
-    other = adopting(
-        desk, "side"
-    )  # it follows another roll-out: versions of the first one are none of its own
-    assert "begins anew" in other.adopted
-    assert (other.running.name, other.look().plan.version) == ("base", "8")
-    assert adopting(desk, "none", "nowhere").adopted == ""
-
-
-def test_given_versions_that_were_barred_for_all_nodes_when_a_node_of_another_roll_out_starts_then_they_stay_barred(
-    desk,
-):
-    desk.publish(serving())
-    earlier = desk.vehicle()
-    earlier.look()
-    earlier.rolled_back("worker_deaths")
-    earlier.close()
-    desk.publish(serving(name="detector-8", serial=2**31))
-    assert adopting(desk, "rear").look().why == "version 7 was rolled back here: worker_deaths"
-
-
 def test_given_a_damaged_state_when_it_comes_up_then_it_runs_its_base_keeps_the_file_and_doubts_the_plan(
     desk,
 ):
@@ -467,16 +417,6 @@ def test_given_a_trial_that_ends_the_machine_as_soon_as_its_workers_start_then_e
         assert vehicle.state.cut_off == number
         vehicle.runs("7")
     assert desk.vehicle().look().why == "version 7 was rolled back here: its trial was cut off 5 times"
-
-
-def test_given_a_state_of_an_earlier_release_when_it_comes_up_then_its_trial_was_cut_off(desk):
-    on_trial(desk)
-    file = desk.folder / EARLY / STATE_FILE
-    content = json.loads(file.read_text())["state"]
-    del content["counted"]
-    text = json.dumps(content, sort_keys=True).encode()
-    file.write_text(json.dumps({"v": 1, "sha256": sum_of(text), "state": content}))
-    assert desk.vehicle().state.cut_off == 1
 
 
 def test_given_a_node_that_stops_in_order_when_started_again_and_again_then_the_trial_goes_on(desk):

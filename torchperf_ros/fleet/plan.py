@@ -39,10 +39,6 @@ def _is_name(value: object) -> bool:
     return isinstance(value, str) and bool(_NAME.fullmatch(value))
 
 
-def _is_whole(value: object, least: int) -> bool:
-    return type(value) is int and value >= least
-
-
 def _is_versions(value: object) -> bool:
     return value is None or (
         isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value)
@@ -59,8 +55,8 @@ _ALLOWED: Final[dict[str, tuple[Callable[[object], bool], str]]] = {
         lambda value: _is_name(value) and value != BASE,
         f"{_A_NAME}, and another name than {BASE}: this is what vehicles have without a plan",
     ),
-    "serial": (lambda value: _is_whole(value, 1), "a whole number from 1 on"),
-    "step": (lambda value: _is_whole(value, 0), "a whole number from 0 on"),
+    "serial": (lambda value: type(value) is int and value >= 1, "a whole number from 1 on"),
+    "step": (lambda value: type(value) is int and value >= 0, "a whole number from 0 on"),
     "state": (lambda value: value in STATES, f"one of: {', '.join(STATES)}"),
     "unit": (lambda value: value in UNITS, f"one of: {', '.join(UNITS)}"),
     "revoked": (_is_versions, _VERSIONS),

@@ -110,8 +110,6 @@ class Rollouts:
             stage, self._options, lambda: self._values(name), lambda: self._card(name), self._node
         )
         watched = self._watched[name] = WatchedStage(source)
-        if source.vehicle.adopted:
-            self._say(name, source.vehicle.adopted)
         try:
             running = source.running()
             if running is None:

@@ -158,7 +158,6 @@ class PlanSource(Source):
                 Path(now.key).expanduser(),
                 Path(stage.rollout_plan).expanduser(),
                 stage.name,
-                earlier=folder / stage.name,
             )
         except RolloutStateError as error:
             raise ConfigError(f"parameter rollout.folder: {error}") from error

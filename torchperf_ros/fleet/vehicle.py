@@ -7,7 +7,6 @@ its probation, and what runs after a start is the last good one. A loss of power
 the two states.
 """
 
-import contextlib
 import datetime
 import enum
 import os
@@ -31,7 +30,6 @@ from torchperf_ros.fleet.targeting import (
     unit_of,
 )
 from torchperf_ros.fleet.vehicle_state import (
-    STATE_FILE,
     FolderLock,
     RolloutStateError,
     VehicleState,
@@ -213,7 +211,6 @@ class VehicleRollout:
         plan_path: Path,
         stage: str,
         clock: Callable[[], datetime.datetime] = utc_now,
-        earlier: Path | None = None,
         exposure: Callable[[Path], str] = exposed_at,
     ) -> None:
         """Come up with what the folder remembers.
@@ -227,8 +224,6 @@ class VehicleRollout:
                 folder.
             stage: the node's stage; a plan for another one is refused.
             clock: UTC.
-            earlier: the folder that earlier releases had for the stages of this name of all nodes together.
-                Where `folder` remembers nothing yet, it begins with what is there; `adopted` has the message.
             exposure: names others that can change a file, see `exposed_at`.
 
         Raises:
@@ -246,19 +241,17 @@ class VehicleRollout:
         self._exposure = exposure
         self._lock: FolderLock | None = None
         self._unsaved = self._refused = ""
-        self._take_folder()
-        self.adopted = ""
-        begins = earlier is not None and not (folder / STATE_FILE).exists()
+        try:
+            self._lock = lock_folder(folder, plan_path)
+        except OSError as error:
+            self._unsaved = self._cannot(error)
         self._state, self._damage = load_state(folder)
-        if earlier is not None and begins:
-            self._adopt(earlier)
         self._files = SignedFiles(plan_path.parent, exposure)
         self._recent: deque[CandidateFigures] = deque(maxlen=round(WINDOW_S / BLOCK_S))
         self._decision = Decision(Role.NONE, self.running, None, "no plan was looked at yet")
         self.records = RecordWriter(folder, self.facts, clock=lambda: clock().timestamp())
-        if (
-            self._state.trial and not self._state.counted
-        ):  # the power went while it ran, or the process was killed
+        if self._state.trial and not self._state.counted:
+            # The power went while it ran, or the process was killed.
             self._state.cut_off += 1
             self._state.counted = True
             if self._state.cut_off >= MOST_CUT_OFF:
@@ -269,40 +262,6 @@ class VehicleRollout:
     def close(self) -> None:
         """Let another one have the folder; nothing else may be called any more."""
         self._lock = None
-
-    def _take_folder(self) -> bool:
-        """Lock the folder, unless the disk does not let it be made.
-
-        Then nothing can be remembered either.
-        """
-        try:
-            self._lock = self._lock or lock_folder(self._folder, self._plan_path)
-        except OSError as error:
-            self._unsaved = f"state {self._folder}: cannot be written: {error.strerror or error}"
-        return self._lock is not None
-
-    def _adopt(self, earlier: Path) -> None:
-        """Begin with what an earlier release remembers.
-
-        Of another node's roll-out, with its roll-backs only.
-        """
-        state, _ = load_state(earlier)
-        if state == VehicleState():
-            return
-        self._state, own = state, None
-        last = self._last_accepted()
-        with contextlib.suppress(OSError, PlanError):  # `look` reports it
-            own = read_signed(read_bounded(self._plan_path), self._key, "")
-        self.adopted = (
-            f"begins with what {earlier / STATE_FILE} remembers; from now on each node has its own"
-        )
-        if own is not None and last is not None and (own.name, own.stage) != (last.name, last.stage):
-            self._state = VehicleState(barred=state.barred, lost=state.lost)
-            self.adopted = (
-                f"begins anew, as {earlier / STATE_FILE} is of roll-out {last.name} and {self._plan_path}"
-                f" of {own.name}"
-            )
-        self._save()
 
     def learn(self, facts: Mapping[str, object]) -> None:
         """Take other facts: the card is known once a worker is up, and a vehicle comes into another region.
@@ -357,8 +316,7 @@ class VehicleRollout:
         if self._state.trial and (
             place.role is not Role.SERVING or plan is None or plan.version != self._state.trial
         ):
-            self._state.trial, self._state.cut_off = "", 0
-            self._save()
+            self._ends_trial()
         self._decision = self._decide(place, plan, problem)
         return self._decision
 
@@ -443,8 +401,7 @@ class VehicleRollout:
         What was cut off before still counts where the version has not run since.
         """
         if self._state.trial and not self._state.counted:
-            self._state.trial, self._state.cut_off = "", 0
-            self._save()
+            self._ends_trial()
 
     def minute(self, block: Block) -> str:
         """Keep a minute of both versions, count its exposure, and look at the guards.
@@ -456,9 +413,8 @@ class VehicleRollout:
             The guard that is broken within the last hour, "" for none.
         """
         served = self._state.serving_s if block.role == SERVING else self._state.shadow_s
-        if (
-            block.frames or block.role == SERVING
-        ):  # a minute beside it without a frame of both shows nothing
+        # A minute beside it without a frame of both shows nothing.
+        if block.frames or block.role == SERVING:
             served[block.version] = served.get(block.version, 0.0) + BLOCK_S
             self._save()
         self.records.minute(block)
@@ -573,6 +529,10 @@ class VehicleRollout:
             raise RolloutStateError(f"{method}: no candidate is to serve here: {self._decision.why}")
         return plan
 
+    def _ends_trial(self) -> None:
+        self._state.trial, self._state.cut_off = "", 0
+        self._save()
+
     def _confirmed(self, plan: RolloutPlan | None) -> bool:
         return plan is not None and self._state.last_good.name == plan.version
 
@@ -586,19 +546,19 @@ class VehicleRollout:
         self._save()
 
     def _save(self) -> bool:
+        """Whether all is on the disk; without its folder's lock nothing can be remembered either."""
         try:
-            if not self._take_folder():
-                return False
+            self._lock = self._lock or lock_folder(self._folder, self._plan_path)
+            save_state(self._folder, self._state)
+            self._unsaved = ""
         except RolloutStateError as error:
             self._unsaved = str(error)
-            return False
-        try:
-            save_state(self._folder, self._state)
         except OSError as error:
-            self._unsaved = f"state {self._folder}: cannot be written: {error.strerror or error}"
-            return False
-        self._unsaved = ""
-        return True
+            self._unsaved = self._cannot(error)
+        return not self._unsaved
+
+    def _cannot(self, error: OSError) -> str:
+        return f"state {self._folder}: cannot be written: {error.strerror or error}"
 
 
 def _candidate(plan: RolloutPlan) -> Version:
