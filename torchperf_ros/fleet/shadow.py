@@ -13,7 +13,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from torchperf_ros.api.clock import NS_PER_MS
 from torchperf_ros.api.errors import ConfigError, ProtocolError
@@ -51,10 +51,6 @@ def counts(stage: Stage) -> dict[str, int]:
         "refused": counters.checks[GuardVerdict.STOP] + counters.checks[GuardVerdict.UNAVOIDABLE],
         "misses": frames - sum(counters.outcomes[outcome] for outcome in IN_TIME),
     }
-
-
-def shadow_of(stage: Stage) -> "Shadow | None":
-    return cast("Shadow | None", stage.shadow)
 
 
 class Shadow:
@@ -224,29 +220,23 @@ class Shadow:
             return
         runs = free and self._running is None and not turn.frame.stale
         self._disturbed = not runs
-        mine = self._follow(turn, now_ns, runs=runs)
-        if mine is None:
+        # A frame that ended its runner is a gap in the histories here, too.
+        if turn.suspect or not self._follow(turn, answer, now_ns, runs=runs):
             self.skipped += 1
-        else:
-            self._running = mine, turn, answer
 
-    def _follow(self, turn: Turn, now_ns: int, *, runs: bool) -> Turn | None:
-        """Run a frame once more that the stage has answered; None if no worker here does.
-
-        Those that do not run it observe it; one that ended its runner is a gap in their histories.
-        """
-        if turn.suspect:
-            return None
+    def _follow(self, turn: Turn, answer: Answer, now_ns: int, *, runs: bool) -> bool:
+        """Run a frame once more that the stage has answered; where no worker does, all of them observe it."""
         crew = self.model.crew
         mine = Turn(turn.frame, 0.0, 0, offset=turn.offset, length=turn.length, number=turn.number)
         crew.use(turn.frame.scene)
-        if runs and (worker := crew.idle()) is not None:
-            tier = turn.tier if turn.tier >= 0 else crew.ladder.last
-            if crew.hand_over(worker, mine, tier, now_ns):
-                mine.runner, mine.tier = worker, tier
-                return mine
+        worker = crew.idle() if runs else None
+        tier = turn.tier if turn.tier >= 0 else crew.ladder.last
+        if worker is not None and crew.hand_over(worker, mine, tier, now_ns):
+            mine.runner, mine.tier = worker, tier
+            self._running = mine, turn, answer
+            return True
         crew.observe(mine, now_ns)
-        return None
+        return False
 
     def takes(self, worker: WorkerProcess, now_ns: int, *, free: bool) -> bool:
         """Take what a worker of its own has sent of a frame; `free`: the stage answers none now."""
@@ -309,11 +299,8 @@ class Shadow:
         workers = self.pool.workers
         is_whole = len(workers) >= self.model.config.workers
         is_up = all(worker is not None and worker.usable for worker in workers)
-        return is_whole and is_up and self._is_promoted and not self.refused
-
-    @property
-    def _is_promoted(self) -> bool:
-        return bool(self.pool.rolling_update.renewal.outcome) and not _gives_way(self.model)
+        is_promoted = bool(self.pool.rolling_update.renewal.outcome) and not _gives_way(self.model)
+        return is_whole and is_up and is_promoted and not self.refused
 
     def promote(self) -> None:
         """Take the next step towards `ready`, if there is one to take now; on any thread, takes no lock."""

@@ -3,7 +3,7 @@
 import math
 import time
 from dataclasses import replace
-from typing import Final
+from typing import Final, cast
 
 import psutil
 
@@ -12,7 +12,7 @@ from torchperf_ros.api.errors import TorchperfError
 from torchperf_ros.api.outcome import Health
 from torchperf_ros.fleet.comparer import OutputComparer
 from torchperf_ros.fleet.guards import CandidateFigures, Guards, broken_guard, why_not_to_serve
-from torchperf_ros.fleet.shadow import Shadow, counts, shadow_of
+from torchperf_ros.fleet.shadow import Shadow, counts
 from torchperf_ros.fleet.sources import Source, Wish
 from torchperf_ros.observe.watch.memory_watch import MemoryTrend
 from torchperf_ros.stage.stage import Stage
@@ -50,7 +50,7 @@ class Trial:
 
     @property
     def shadow(self) -> Shadow | None:
-        return shadow_of(self.stage)
+        return cast("Shadow | None", self.stage.shadow)
 
     @property
     def serves(self) -> bool:
