@@ -397,7 +397,6 @@ def simulate(
 
     from torchperf_ros.fleet import simulate as play
     from torchperf_ros.fleet.plan import read_plan_file
-    from torchperf_ros.fleet.status_page import draw_outcomes
 
     if candidate not in play.CANDIDATES:
         known = "; ".join(f"{name}: {text}" for name, text in play.CANDIDATES.items())
@@ -423,7 +422,7 @@ def simulate(
     heads, *rows = play.outcome_rows(outcomes)
     console(_PLAIN_WIDTH).print(console_table(heads, rows))
     if svg:
-        draw_outcomes(
+        play.draw_outcomes(
             outcomes, f"A candidate of kind `{candidate}` on {vehicles:,} vehicles, simulated", svg
         )
 

@@ -12,6 +12,7 @@ import datetime
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -38,6 +39,8 @@ CANDIDATES: Final = {
 }
 # The share of the vehicles with each.
 GPUS: Final = {"orin": 0.7, "xavier": 0.2, "rtx4000": 0.1}
+_COLOURS: Final = ("#0072B2", "#D55E00")  # Okabe and Ito's, distinct with every kind of colour vision
+_WIDTH_IN, _HEIGHT_IN = 9.0, 4.2
 # Of a minute, at 30 Hz.
 FRAMES: Final = 1800
 PERIOD_H: Final = STRETCH_BLOCKS / 60.0
@@ -402,3 +405,51 @@ def outcome_rows(outcomes: Mapping[str, SimulatedRollout]) -> Iterator[tuple[str
     }
     for name, text in rows.items():
         yield (name, *(text(one) for one in outcomes.values()))
+
+
+def draw_outcomes(outcomes: Mapping[str, SimulatedRollout], title: str, path: Path) -> None:
+    """Draw how much of the fleet had the candidate over time, in each way, as SVG or PNG by the file's name."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    mpl.rcParams["svg.hashsalt"] = "torchperf"  # the same outcome, the same file
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(_WIDTH_IN, _HEIGHT_IN), layout="constrained")
+    for colour, (name, one) in zip(_COLOURS, outcomes.items(), strict=False):
+        hours, reached, steps = zip(*one.line, strict=True)
+        axes.plot(
+            hours,
+            reached,
+            color=colour,
+            linewidth=2,
+            label=f"{name}: {one.exposure_h:,.0f} h driven with it",
+        )
+        for before, after in pairwise(range(len(steps))):
+            if steps[before] != steps[after]:
+                axes.axvline(hours[before], color=colour, linewidth=0.8, linestyle=":")
+                axes.annotate(
+                    f"step {steps[after]}", (hours[before], 0.12), (3, 0), textcoords="offset points"
+                )
+        if one.stopped:
+            axes.plot(hours[-1], reached[-1], marker="X", markersize=12, color=colour)
+            text = f"stopped at step {one.step}, {one.reached:.1f} % had it"
+            axes.annotate(
+                text, (hours[-1], reached[-1]), (10, -16), textcoords="offset points", color=colour
+            )
+    longest = max(one.hours for one in outcomes.values())
+    axes.set(
+        xlabel="hours since the roll-out began",
+        ylabel="% of the vehicles that had the candidate",
+        title=title,
+        yscale="log",
+        xlim=(0, longest * 1.3),
+        ylim=(0.1, 130),
+    )
+    axes.set_yticks([0.1, 1, 5, 20, 50, 100], ["0.1", "1", "5", "20", "50", "100"])
+    axes.minorticks_off()
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside lower center", ncols=len(outcomes), frameon=False)
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    plt.close(figure)

@@ -161,7 +161,7 @@ def train_all(
         while waiting or running:
             while waiting and len(running) < together:
                 number, plan = waiting.pop(0)
-                running[number] = context.Process(target=_train, args=(number, plan, reports))
+                running[number] = context.Process(target=train_tier, args=(number, plan, reports))
                 running[number].start()
             try:
                 number, step, loss, result = reports.get(timeout=_WAIT_S)
@@ -186,7 +186,7 @@ def train_all(
     return {plan: results[number] for number, plan in enumerate(plans)}
 
 
-def _train(number: int, plan: TierPlan, reports: Any) -> None:  # noqa: ANN401 - a queue of multiprocessing
+def train_tier(number: int, plan: TierPlan, reports: Any) -> None:  # noqa: ANN401 - a queue of multiprocessing
     """A tier's process.
 
     No daemon, for its loaders are processes, too, so it ends with the command by itself.
@@ -234,7 +234,7 @@ def write(options: TrainOptions, results: Mapping[TierPlan, TierResult]) -> dict
         if write_examples := getattr(task, "write_examples", None):  # a task need not derive from `Task`
             write_examples(path)
         path.with_suffix(".md").write_text(_card(task, figures[name]), encoding="utf-8")
-    (options.folder / PAGE_FILE).write_text(_page(figures), encoding="utf-8")
+    (options.folder / PAGE_FILE).write_text(training_page(figures), encoding="utf-8")
     return figures
 
 
@@ -269,7 +269,7 @@ def _card(task: Task, figures: Mapping[str, Any]) -> str:
     )
 
 
-def _page(figures: Mapping[str, Any]) -> str:
+def training_page(figures: Mapping[str, Any]) -> str:
     """Loss and score of each model over its steps, a line for each tier, and the table of its card."""
     import plotly.graph_objects as go
 
