@@ -38,7 +38,6 @@ def on_trial(desk, **changes):
 def served(vehicle):
     """Until the candidate is good."""
     begun(vehicle).minute(minute())
-    vehicle.confirmed()
     return vehicle
 
 
@@ -77,13 +76,10 @@ def test_given_minutes_without_a_frame_of_both_when_they_pass_then_the_candidate
 
 
 def test_given_a_probation_when_served_then_the_candidate_is_good_and_comes_up_after_a_start(desk):
-    vehicle = on_trial(desk)
-    assert vehicle.probation_left_s == 60
-    with pytest.raises(RolloutStateError, match="60 s of its probation of 1 min are left"):
-        vehicle.confirmed()
+    vehicle = on_trial(desk, probation_min=2.0)
+    vehicle.minute(minute())
     assert desk.vehicle().running.name == "base"
     vehicle.minute(minute())
-    vehicle.confirmed()
     assert desk.vehicle().running.name == "7"
     decision = desk.vehicle().look()
     assert (decision.role, decision.serve.name, decision.beside.name) == (Role.SERVING, "7", "base")
@@ -276,8 +272,8 @@ def test_given_a_folder_that_another_node_uses_when_it_starts_then_it_is_refused
         other_plan(desk)
     begun(vehicle)
     assert desk.vehicle().state.trial == "7"  # the node itself, which is configured again
-    vehicle.close()
-    other_plan(desk).close()
+    vehicle.stops()
+    other_plan(desk).stops()
 
 
 def test_given_a_folder_that_another_process_uses_when_it_starts_then_it_is_refused(desk):
@@ -378,11 +374,10 @@ def test_given_a_disk_that_takes_nothing_when_a_candidate_would_serve_then_nothi
         with pytest.raises(RolloutStateError, match="version 7 does not serve"):
             vehicle.begins_trial()
     vehicle.begins_trial()
-    vehicle.minute(minute())
     with monkeypatch.context() as patch:
         fail_writes(patch, number)
-        with pytest.raises(RolloutStateError, match="after a loss of power the one before it comes up"):
-            vehicle.confirmed()
+        vehicle.minute(minute())  # good, and after a loss of power the one before it comes up
+        assert os.strerror(number) in vehicle.look().problem
         assert desk.vehicle().running.name == "base"
         assert vehicle.rolled_back("miss_ratio").serve.name == "base"
     assert vehicle.look().problem == ""
@@ -456,9 +451,8 @@ def killed_at(desk, number, half):
                 setattr(os, name, counted(name))
             assert vehicle.look().role is Role.SERVING
             vehicle.begins_trial()
-            vehicle.minute(minute())
             tell(writing, b"C")
-            vehicle.confirmed()
+            vehicle.minute(minute())
             tell(writing, b"c")
             vehicle.rolled_back("worker_deaths 2 is over its limit 1")
             tell(writing, b"r")

@@ -245,11 +245,12 @@ def begin(start_node, obedient, image, fleet):
     from geometry_msgs.msg import PointStamped
     from sensor_msgs.msg import Image
 
-    def begin(remembered, **changed):
+    def begin(remembered, namespace=None, **changed):
         plan, key, state = (str(fleet[0] / name) for name in ("plan.json", "key.pub", remembered))
         stage = obedient(engine="eager", hang_ms=60_000.0, rollout_plan=plan, **changed)
         options = {"vehicle": "car-7", "key": key, "folder": state}
-        node = start_node({"stages": ["perception"], "rollout": options, "perception": stage})
+        parameters = {"stages": ["perception"], "rollout": options, "perception": stage}
+        node = start_node(parameters, namespace=namespace)
         node.wait_until_ready("perception")
         camera = node.publisher("image", Image)
         points = node.graph.listen(f"{node.namespace}/point", PointStamped)
@@ -305,7 +306,7 @@ def test_given_a_good_candidate_when_the_node_starts_then_it_serves_and_the_base
     folder, issue = fleet
     issue(probation_min=1)
     vehicle = VehicleRollout(
-        folder / "good" / "perception",
+        folder / "good" / "car" / "perf" / "perception",
         {"vehicle": "car-7"},
         folder / "key.pub",
         folder / "plan.json",
@@ -314,8 +315,8 @@ def test_given_a_good_candidate_when_the_node_starts_then_it_serves_and_the_base
     vehicle.look()
     vehicle.begins_trial()
     vehicle.minute(Block(0.0, "1", "b", 1, 0, "serving", frames=1800))
-    vehicle.confirmed()
-    node, points, until = begin("good", backup="standby")
+    vehicle.stops()
+    node, points, until = begin("good", "/car", backup="standby")
 
     def priorities():
         try:

@@ -216,7 +216,6 @@ class PlanSource(Source):
     def minute(
         self, block: PairBlock, figures: CandidateFigures, memory_mib: float, *, serves: bool
     ) -> str:
-        """Keep the minute; a candidate that has served its probation is good."""
         from torchperf_ros.fleet.records import SERVING, SHADOW, Block, paired_figures
 
         plan = None if self._decision is None else self._decision.plan
@@ -228,7 +227,7 @@ class PlanSource(Source):
             "base_misses": block.base_late,
             "candidate_misses": block.candidate_late,
         }
-        broken = self.vehicle.minute(
+        return self.vehicle.minute(
             Block(
                 time.time(),
                 self._drive,
@@ -247,14 +246,10 @@ class PlanSource(Source):
                 memory_mib_per_h=figures.memory_mib_per_h,
             )
         )
-        if serves and not broken and not self.vehicle.probation_left_s:
-            self.vehicle.confirmed()
-        return broken
 
     def stops(self) -> None:
         """The trial goes on after the next start."""
         self.vehicle.stops()
-        self.vehicle.close()
 
 
 def _drive_id() -> str:

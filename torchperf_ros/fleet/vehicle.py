@@ -217,7 +217,7 @@ class VehicleRollout:
 
         Args:
             folder: of this stage of this node alone: `state.json` and the records lie in it. It is made
-                where it is missing, and locked until `close`.
+                where it is missing, and locked until `stops`.
             facts: of the vehicle, see `targeting.FACTS`; `vehicle`, its id, is needed.
             public_key: of the plans' owner.
             plan_path: the signed plan; it may come, change and go at any time. Its files are found from its
@@ -259,10 +259,6 @@ class VehicleRollout:
             else:
                 self._save()
 
-    def close(self) -> None:
-        """Let another one have the folder; nothing else may be called any more."""
-        self._lock = None
-
     def learn(self, facts: Mapping[str, object]) -> None:
         """Take other facts: the card is known once a worker is up, and a vehicle comes into another region.
 
@@ -286,13 +282,6 @@ class VehicleRollout:
     @property
     def state(self) -> VehicleState:
         return self._state
-
-    @property
-    def probation_left_s(self) -> float:
-        """How long the candidate has to serve until `confirmed` may be called; 0: now."""
-        plan = self._decision.plan
-        served = self._state.serving_s.get(self._state.trial, 0.0)
-        return max(plan.probation_min * _MIN_S - served, 0.0) if plan and self._state.trial else 0.0
 
     def look(self) -> Decision:
         """Read the plan and say what has to run; call it at the start, and every few seconds.
@@ -329,7 +318,9 @@ class VehicleRollout:
             RolloutStateError: `look` did not say so, or it cannot be written down; then the candidate must
                 not serve.
         """
-        plan = self._serving_plan("begins_trial")
+        plan = self._decision.plan
+        if plan is None or self._decision.role is not Role.SERVING:
+            raise RolloutStateError(f"no candidate is to serve here: {self._decision.why}")
         self.runs(plan.version)
         if self._confirmed(plan) or self._state.trial == plan.version:
             return
@@ -349,32 +340,6 @@ class VehicleRollout:
         if version == self._state.trial and self._state.counted:
             self._state.counted = False
             self._save()
-
-    def confirmed(self) -> None:
-        """To be called when the candidate has served its probation.
-
-        It is the last good version from now on.
-
-        Raises:
-            RolloutStateError: it is not on trial, has not served long enough, or it cannot be written down;
-                the vehicle then comes up with the version before it after a loss of power.
-        """
-        plan = self._serving_plan("confirmed")
-        if self._confirmed(plan):
-            return
-        if self._state.trial != plan.version or self.probation_left_s:
-            raise RolloutStateError(
-                f"version {plan.version} is not good yet: {self.probation_left_s:.0f} s of its "
-                f"probation of {plan.probation_min:g} min are left"
-            )
-        self._state.good.append(_candidate(plan))
-        self._state.trial, self._state.cut_off = "", 0
-        self.records.event("confirmed", plan.version, plan.serial)
-        if not self._save():
-            raise RolloutStateError(
-                f"version {plan.version} is good, and after a loss of power the one before it comes up:"
-                f" {self._unsaved}"
-            )
 
     def rolled_back(self, reason: str) -> Decision:
         """To be called after the candidate was taken out of service, or its shadow ended: it stays out.
@@ -398,13 +363,17 @@ class VehicleRollout:
     def stops(self) -> None:
         """To be called when the node is stopped in order: the trial goes on later, and was not cut off.
 
-        What was cut off before still counts where the version has not run since.
+        What was cut off before still counts where the version has not run since. Another one may have the
+        folder from then on; nothing else may be called any more.
         """
         if self._state.trial and not self._state.counted:
             self._ends_trial()
+        self._lock = None
 
     def minute(self, block: Block) -> str:
         """Keep a minute of both versions, count its exposure, and look at the guards.
+
+        A candidate that has served its probation is the last good version from then on.
 
         The guards can be asked at any moment (`broken_guard` with `Decision.limits`): a roll-back need not
         wait.
@@ -419,7 +388,16 @@ class VehicleRollout:
             self._save()
         self.records.minute(block)
         self._recent.append(block.figures)
-        return broken_guard(self._decision.limits, sum(self._recent, CandidateFigures()))
+        broken = broken_guard(self._decision.limits, sum(self._recent, CandidateFigures()))
+        plan, trial = self._decision.plan, self._state.trial
+        if plan is None or plan.version != trial or broken or block.role != SERVING:
+            return broken
+        if served.get(trial, 0.0) >= plan.probation_min * _MIN_S:
+            # Good as soon as it has served its probation; a full disk is tried again, see `look`.
+            self._state.good.append(_candidate(plan))
+            self.records.event("confirmed", trial, plan.serial)
+            self._ends_trial()
+        return broken
 
     def _current_plan(self) -> tuple[RolloutPlan | None, str]:
         problem = ""
@@ -522,12 +500,6 @@ class VehicleRollout:
         if place.role is Role.SERVING:
             serve, beside = beside, self._last_good(plan.version)
         return Decision(place.role, serve, beside, why, plan, limits, problem)
-
-    def _serving_plan(self, method: str) -> RolloutPlan:
-        plan = self._decision.plan
-        if plan is None or self._decision.role is not Role.SERVING:
-            raise RolloutStateError(f"{method}: no candidate is to serve here: {self._decision.why}")
-        return plan
 
     def _ends_trial(self) -> None:
         self._state.trial, self._state.cut_off = "", 0
