@@ -30,23 +30,24 @@ STATEMENTS = {
     "engines": 2396,
     "worker": 1309,
     "observe": 6367,
-    "node": 2390,
+    # A node that a roll-out may reach loads it at configure, not on the thread that receives frames.
+    "node": 2392,
     "replay": 4204,
-    "models": 1893,
+    "models": 1877,
     "tools": 3583,
-    "fleet": 3116,
-    "world": 1831,
-    "train": 1276,
+    "fleet": 2978,
+    "world": 1473,
+    "train": 1257,
 }
 """Of each room, docstrings included."""
-OPTIONS = 208
+OPTIONS = 202
 """And arguments, of all commands."""
 PARAMETERS = 117
 """Of the node and of one stage."""
-DATACLASSES = 209
+DATACLASSES = 207
 SWITCHED_OFF = 6
 """Places where the formatter is switched off: tables."""
-PRIVATE_NAMES_IN_TESTS = 116
+PRIVATE_NAMES_IN_TESTS = 108
 """Uses of `other._name` in tests."""
 FIGURES_OF_SPEECH = 0
 """Words that CONVENTIONS replaces by terms and actors: told, said, what of, whatever, nobody."""

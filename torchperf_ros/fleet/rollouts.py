@@ -213,7 +213,12 @@ class Rollouts:
             text = f"version {stage.version} serves from now on; {other} is warm beside it"
             self._say(stage.config.name, text)
         if not trial.over:
-            wish = self._judge(trial, watched.source, wish)
+            bars = trial.ends(watched.source, wish)
+            if trial.over:
+                self._say(stage.config.name, f"version {trial.candidate} {trial.over}")
+                if bars:
+                    watched.source.rolled_back(trial.over)
+                wish = watched.source.wish()
         if trial.target(wish) != stage.version:
             trial.exchange(watched.source, wish)
             return
@@ -235,15 +240,6 @@ class Rollouts:
                 self._start(stage, watched, wish, other)
         elif wish.why or not wish.candidate:
             watched.text = wish.why
-
-    def _judge(self, trial: Trial, source: Source, wish: Wish) -> Wish:
-        bars = trial.ends(source, wish)
-        if not trial.over:
-            return wish
-        self._say(trial.stage.config.name, f"version {trial.candidate} {trial.over}")
-        if bars:
-            source.rolled_back(trial.over)
-        return source.wish()
 
     def _start(self, stage: Stage, watched: WatchedStage, wish: Wish, other: str) -> None:
         name = stage.config.name

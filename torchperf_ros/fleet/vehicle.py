@@ -213,7 +213,7 @@ class VehicleRollout:
         clock: Callable[[], datetime.datetime] = utc_now,
         exposure: Callable[[Path], str] = exposed_at,
     ) -> None:
-        """Come up with what the folder remembers.
+        """Come up with what the folder remembers; `decision` has what was decided last.
 
         Args:
             folder: of this stage of this node alone: `state.json` and the records lie in it. It is made
@@ -248,7 +248,7 @@ class VehicleRollout:
         self._state, self._damage = load_state(folder)
         self._files = SignedFiles(plan_path.parent, exposure)
         self._recent: deque[CandidateFigures] = deque(maxlen=round(WINDOW_S / BLOCK_S))
-        self._decision = Decision(Role.NONE, self.running, None, "no plan was looked at yet")
+        self.decision = Decision(Role.NONE, self.running, None, "no plan was looked at yet")
         self.records = RecordWriter(folder, self.facts, clock=lambda: clock().timestamp())
         if self._state.trial and not self._state.counted:
             # The power went while it ran, or the process was killed.
@@ -306,8 +306,8 @@ class VehicleRollout:
             place.role is not Role.SERVING or plan is None or plan.version != self._state.trial
         ):
             self._ends_trial()
-        self._decision = self._decide(place, plan, problem)
-        return self._decision
+        self.decision = self._decide(place, plan, problem)
+        return self.decision
 
     def begins_trial(self) -> None:
         """To be called before the candidate is let serve, whenever `look` says SERVING.
@@ -318,9 +318,9 @@ class VehicleRollout:
             RolloutStateError: `look` did not say so, or it cannot be written down; then the candidate must
                 not serve.
         """
-        plan = self._decision.plan
-        if plan is None or self._decision.role is not Role.SERVING:
-            raise RolloutStateError(f"no candidate is to serve here: {self._decision.why}")
+        plan = self.decision.plan
+        if plan is None or self.decision.role is not Role.SERVING:
+            raise RolloutStateError(f"no candidate is to serve here: {self.decision.why}")
         self.runs(plan.version)
         if self._confirmed(plan) or self._state.trial == plan.version:
             return
@@ -351,14 +351,14 @@ class VehicleRollout:
             What runs now: the last good version that is not this one. It holds even where it cannot be written down,
             which `look` then tries again.
         """
-        plan = self._decision.plan
+        plan = self.decision.plan
         if plan is not None:
             self._bar(plan.version, reason)
             self.records.event("rolled_back", plan.version, plan.serial, reason)
-        self._decision = self._decide(
+        self.decision = self._decide(
             Placement(Role.NONE, f"rolled back here: {reason}"), plan, self._unsaved
         )
-        return self._decision
+        return self.decision
 
     def stops(self) -> None:
         """To be called when the node is stopped in order: the trial goes on later, and was not cut off.
@@ -388,8 +388,8 @@ class VehicleRollout:
             self._save()
         self.records.minute(block)
         self._recent.append(block.figures)
-        broken = broken_guard(self._decision.limits, sum(self._recent, CandidateFigures()))
-        plan, trial = self._decision.plan, self._state.trial
+        broken = broken_guard(self.decision.limits, sum(self._recent, CandidateFigures()))
+        plan, trial = self.decision.plan, self._state.trial
         if plan is None or plan.version != trial or broken or block.role != SERVING:
             return broken
         if served.get(trial, 0.0) >= plan.probation_min * _MIN_S:
