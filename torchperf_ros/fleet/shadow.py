@@ -96,8 +96,8 @@ class Shadow:
         self._stage = stage
         tiers = tuple(range(len(config.tiers)))
         alone = replace(setup, loaded=tiers, nice=_NICE, stream_priority=0)
-        pool = WorkerPool(replace(config, backup="none"), alone, self, stage.ports.log, stage.pool.ring)
-        crew = Crew(pool, config, stage.waiter)
+        pool = WorkerPool(replace(config, backup="none"), alone, self, stage.ports.log, stage.ring)
+        crew = Crew(pool, config, stage.thread.waiter)
         self.model = ModelVersion(version, config, dict(changes), setup, pool, crew)
         self._running: tuple[Turn, Turn, Answer] | None = None  # its own, the stage's
         self._disturbed = False  # whether the stage had another frame since then
@@ -176,7 +176,7 @@ class Shadow:
         with stage.lock:
             stage.shadow = None
             for worker in pool.everyone:
-                stage.waiter.drop(worker)
+                stage.thread.waiter.drop(worker)
             # A worker that is ready from now on is not to be waited for.
             self.refused = self.refused or "it was removed"
             if pool.owns_ring:  # it has served: the ring stays with the version that serves
@@ -227,8 +227,17 @@ class Shadow:
     def _follow(self, turn: Turn, answer: Answer, now_ns: int, *, runs: bool) -> bool:
         """Run a frame once more that the stage has answered; where no worker does, all of them observe it."""
         crew = self.model.crew
-        mine = Turn(turn.frame, 0.0, 0, offset=turn.offset, length=turn.length, number=turn.number)
-        crew.use(turn.frame.scene)
+        ladder = crew.use(turn.frame.scene, turn.stream)
+        mine = Turn(
+            turn.frame,
+            0.0,
+            0,
+            ladder,
+            turn.stream,
+            offset=turn.offset,
+            length=turn.length,
+            number=turn.number,
+        )
         worker = crew.idle() if runs else None
         tier = turn.tier if turn.tier >= 0 else crew.ladder.last
         if worker is not None and crew.hand_over(worker, mine, tier, now_ns):
