@@ -32,20 +32,21 @@ STATEMENTS = {
     "engines": 2428,
     "worker": 1558,
     "observe": 6100,
-    "node": 2403,
+    # A node that a roll-out may reach loads it at configure, not on the thread that receives frames.
+    "node": 2405,
     "replay": 4228,
-    "models": 1896,
+    "models": 1880,
     "tools": 3617,
-    "fleet": 3116,
-    "world": 1831,
-    "train": 1276,
+    "fleet": 2965,
+    "world": 1473,
+    "train": 1257,
 }
 """Of each room, docstrings included."""
-OPTIONS = 210
+OPTIONS = 204
 """And arguments, of all commands."""
 PARAMETERS = 121
 """Of the node and of one stage."""
-DATACLASSES = 213
+DATACLASSES = 210
 SWITCHED_OFF = 6
 """Places where the formatter is switched off: tables."""
 PRIVATE_NAMES_IN_TESTS = 89

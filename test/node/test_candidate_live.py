@@ -154,7 +154,7 @@ def while_driving(node, camera, image, warm_process, tmp_path):
     def run(*words):
         environment = os.environ | {"ROS_DOMAIN_ID": str(node.graph.context.get_domain_id())}
         with (tmp_path / "said").open("w") as prints:
-            words = ["rollout", *words, "--node", node.name]
+            words = ["rollout", "candidate", *words, "--node", node.name]
             process = warm_process.start("torchperf", words, environment, prints.fileno())
         node.drive(camera, image, lambda: process.poll() is not None, "the end of the command", 240.0)
         return process.returncode, (tmp_path / "said").read_text().strip().splitlines()
@@ -169,19 +169,19 @@ def test_given_the_commands_when_run_then_the_node_does_so_and_they_say_what_ser
     monkeypatch.setenv("ROS_DOMAIN_ID", str(node.graph.context.get_domain_id()))
 
     def run(*words):
-        result = CliRunner().invoke(app, ["rollout", *words, "--node", node.name])
+        result = CliRunner().invoke(app, ["rollout", "candidate", *words, "--node", node.name])
         return result.exit_code, result.output.strip().splitlines()[-1]
 
-    assert run("end", "perception") == (0, "perception: version base serves")
-    assert run("start", str(candidate), "perception") == (0, "perception: version base serves")
-    status, said = while_driving("serve", "perception")
+    assert run("end") == (0, "perception: version base serves")
+    assert run("start", str(candidate)) == (0, "perception: version base serves")
+    status, said = while_driving("serve")
     assert (status, said[-1]) == (0, "perception: version b serves")
     # What it waits for is printed only where the frames did not come before the first look.
     assert "of the 50 frames beside the base that it has to have first" in "".join(said) or said[
         0
     ].endswith(": shadow")
-    assert run("back", "perception") == (0, "perception: version base serves")
-    assert run("end", "perception") == (0, "perception: version base serves")
+    assert run("back") == (0, "perception: version base serves")
+    assert run("end") == (0, "perception: version base serves")
     status, said = run("start", __file__)
     assert (status, "is not YAML" in said or "is no mapping" in said) == (1, True)
 
@@ -245,11 +245,12 @@ def begin(start_node, obedient, image, fleet):
     from geometry_msgs.msg import PointStamped
     from sensor_msgs.msg import Image
 
-    def begin(remembered, **changed):
+    def begin(remembered, namespace=None, **changed):
         plan, key, state = (str(fleet[0] / name) for name in ("plan.json", "key.pub", remembered))
         stage = obedient(engine="eager", hang_ms=60_000.0, rollout_plan=plan, **changed)
         options = {"vehicle": "car-7", "key": key, "folder": state}
-        node = start_node({"stages": ["perception"], "rollout": options, "perception": stage})
+        parameters = {"stages": ["perception"], "rollout": options, "perception": stage}
+        node = start_node(parameters, namespace=namespace)
         node.wait_until_ready("perception")
         camera = node.publisher("image", Image)
         points = node.graph.listen(f"{node.namespace}/point", PointStamped)
@@ -305,7 +306,7 @@ def test_given_a_good_candidate_when_the_node_starts_then_it_serves_and_the_base
     folder, issue = fleet
     issue(probation_min=1)
     vehicle = VehicleRollout(
-        folder / "good" / "perception",
+        folder / "good" / "car" / "perf" / "perception",
         {"vehicle": "car-7"},
         folder / "key.pub",
         folder / "plan.json",
@@ -314,8 +315,8 @@ def test_given_a_good_candidate_when_the_node_starts_then_it_serves_and_the_base
     vehicle.look()
     vehicle.begins_trial()
     vehicle.minute(Block(0.0, "1", "b", 1, 0, "serving", frames=1800))
-    vehicle.confirmed()
-    node, points, until = begin("good", backup="standby")
+    vehicle.stops()
+    node, points, until = begin("good", "/car", backup="standby")
 
     def priorities():
         try:
