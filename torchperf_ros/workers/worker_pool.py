@@ -189,11 +189,10 @@ class WorkerPool:
         self.capture = Capture(config.name, setup.evidence, log)
         room = _RING_FRAMES * config.max_frame_bytes + _RING_HEADERS
         self.owns_ring = ring is None
-        records = _STREAM_FRAMES if len(setup.streams) > 1 else 0
+        streams = len(setup.streams) or 1
+        records, kept = _STREAM_FRAMES if streams > 1 else 0, (setup.black_box_mib << 20) // streams
         self.rings = (
-            [FrameRing(room, room + (setup.black_box_mib << 20), records) for _ in setup.streams or ("",)]
-            if ring is None
-            else [ring]
+            [FrameRing(room, room + kept, records) for _ in range(streams)] if ring is None else [ring]
         )
         self._log = log
         self._start_at_ns = [0] * config.workers
