@@ -171,7 +171,13 @@ class Preparation:
                 check = prepared.checks[number] = OutputCheck(outputs, fixed_sizes=fixed_sizes)
                 _check_steps(tier, check, example)
                 self._run_whole_frame(prepared, tier, check, example)
-                self._loader.forget_runs(name, example)
+                state = self._loader.forget_runs(name, example)
+                if state and len(prepared.adapters) > 1:
+                    raise AdapterError(
+                        f"tier {name}: the model keeps state between calls ({', '.join(state)}), which the"
+                        " streams would share; keep it in the adapter, which each stream has for itself, or"
+                        " give each camera a stage"
+                    )
                 if why := check.unchecked:
                     self._reports.warn(f"tier {name}: outputs are not checked for NaN and Inf: {why}")
         batching = self._batching(prepared) if setup.batch > 1 else Batching()
