@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 from typing import Any
 
 import pytest
@@ -33,9 +34,12 @@ class Nested(torch.nn.Module):
     """Twice the number, in a nest. A number of 500 and more it does not take."""
 
     runs: list = []
+    most = 64
 
     def forward(self, x):
         type(self).runs.append(tuple(x.shape))
+        if len(x) > self.most:
+            raise ValueError(f"more than {self.most}")
         if (x >= 500.0).any():
             raise ValueError("it is too much")
         return {"boxes": [Found(2.0 * x.float(), "m")], "scores": (x.float().mean(-1).numpy(),)}
@@ -312,16 +316,16 @@ def test_given_a_model_that_mixes_frames_when_started_then_batches_are_refused_a
 ):
     found, alerts = batching(open_node("Mixing", options={"does": does}))
     assert (found.batch, found.batch_ms) == (1, ())
-    assert found.batch_refusal.startswith("tier full: ")
     assert MIXING[does][1] in found.batch_refusal
-    assert alerts == [f"frames of several streams run one by one: {found.batch_refusal}"]
+    why = found.batch_refusal.removeprefix("tier full: ")
+    assert alerts == [f"tier full: frames of several streams run one by one: {why}"]
 
 
 @pytest.mark.parametrize(
     ("adapter", "options", "why"),
     [
-        ("Fixed", {}, "dimension 0 of every input vary, from 1 to 2 and more; of input 0 it may be 1"),
-        ("Camera", {"most": 1}, "of input 0 it may be 1 at most"),
+        ("Fixed", {}, "dynamic_dims() lets dimension 0 of input 0 be 1 at most; one frame has 1"),
+        ("Camera", {"most": 1}, "be 1 at most"),
         ("Uneven", {}, "dimension 0 of the example inputs differs"),
         ("SteppingAdapter", {}, "the steps of an anytime model"),
     ],
@@ -329,9 +333,12 @@ def test_given_a_model_that_mixes_frames_when_started_then_batches_are_refused_a
 def test_given_a_model_whose_inputs_are_one_frames_when_started_then_batches_are_refused(
     open_node, adapter, options, why
 ):
-    found, _ = batching(open_node(adapter, options=options))
-    assert found.batch == 1
+    found, alerts = batching(open_node(adapter, options=options))
+    assert (found.batch, found.batch_ms, alerts) == (1, ((),), [])
+    assert found.batch_refusal.startswith("tier full takes 1 at most: ")
     assert why in found.batch_refusal
+    with pytest.raises(ConfigError, match="tested.batch is 4; it has to be 1, or auto: tier full takes 1"):
+        batching(open_node(adapter, options=options, batch_strict=True))
 
 
 @pytest.mark.parametrize("strict", [True, False])
@@ -339,16 +346,28 @@ def test_given_a_batch_above_what_the_model_takes_when_started_then_parameter_va
     open_node, strict
 ):
     node = open_node(options={"most": 3}, batch_strict=strict)
-    why = "parameter tested.batch is 4: tier full takes 3 at most: dimension 0"
+    why = "tier full takes 3 at most: dynamic_dims() lets dimension 0 of input 0 be 3"
     if strict:
-        with pytest.raises(ConfigError, match=f"{why}.*; it has to be 1 to 3, or auto"):
+        words = f"parameter tested.batch is 4; it has to be 1 to 3, or auto: {why}"
+        with pytest.raises(ConfigError, match=re.escape(words)):
             batching(node)
         return
-    found, (alert,) = batching(node)
-    assert found.batch == 3
+    found, alerts = batching(node)
+    assert (found.batch, alerts) == (3, [])
     assert found.batch_refusal.startswith(why)
-    assert alert == found.batch_refusal
     assert [size for size, _ in found.batch_ms[0]] == [1, 2, 3]
+
+
+def test_given_a_size_that_fails_when_started_then_fewer_frames_run_together_and_an_alert_says_why(
+    open_node, monkeypatch
+):
+    monkeypatch.setattr(Nested, "most", 3)
+    found, (alert,) = batching(open_node(batch=4))
+    why = "a run of 4 frames failed: ValueError: more than 3"
+    assert alert.startswith(f"tier full: {why}")
+    assert alert.endswith("; at most 2 frames are run together")
+    assert (found.batch, [size for size, _ in found.batch_ms[0]]) == (2, [1, 2])
+    assert why in found.batch_refusal
 
 
 def test_given_what_an_earlier_worker_found_when_another_starts_then_each_size_runs_once_and_nothing_is_said(

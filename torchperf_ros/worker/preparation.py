@@ -192,13 +192,10 @@ class Preparation:
         setup, adapter = self._setup, prepared.adapter
         rests = setup.background and self._device.is_cuda
         with torch.inference_mode():
-            found = find_batching(adapter, prepared.tiers, setup, rests=rests)
+            found = find_batching(adapter, prepared.tiers, setup, self._reports.alert, rests=rests)
             for number in prepared.tiers:
                 name = setup.tiers[number]
                 self._loader.forget_runs(name, adapter.example_inputs(name))
-        if found.refusal and not setup.batching:
-            alone = "frames of several streams run one by one: " if found.most == 1 else ""
-            self._reports.alert(f"{alone}{found.refusal}")
         return found
 
     def _run_whole_frame(
