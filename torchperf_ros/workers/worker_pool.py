@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import psutil
 
 from torchperf_ros.api.clock import NS_PER_S, Clock
-from torchperf_ros.api.errors import ProtocolError
+from torchperf_ros.api.errors import ConfigError, ProtocolError
 from torchperf_ros.settings.config import StageConfig
 from torchperf_ros.workers.calibration import Batching, Calibration
 from torchperf_ros.workers.capture import Capture
@@ -176,7 +176,10 @@ class WorkerPool:
 
         Nothing runs before `start`.
 
-        `ring`: another pool's, whose frames its workers read, too; only where there are no streams.
+        `ring`: another pool's, whose frames its workers read, too.
+
+        Raises:
+            ConfigError: another pool's ring, and several streams.
         """
         self.config = config
         self.description: Description | None = None
@@ -187,6 +190,11 @@ class WorkerPool:
         self.rolling_update = RollingUpdate(config, setup, self._tell)
         self.tally = TierTally(config.tiers)
         self.capture = Capture(config.name, setup.evidence, log)
+        if ring is not None and len(setup.streams) > 1:
+            raise ConfigError(
+                f"stage {config.name} has {len(setup.streams)} streams; no other version of its model can run"
+                " beside it"
+            )
         room = _RING_FRAMES * config.max_frame_bytes + _RING_HEADERS
         self.owns_ring = ring is None
         streams = len(setup.streams) or 1
