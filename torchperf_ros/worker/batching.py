@@ -11,10 +11,8 @@ import torch
 from torchperf_ros.api.adapter import Adapter
 from torchperf_ros.api.clock import NS_PER_MS
 from torchperf_ros.api.errors import ConfigError, one_line
-from torchperf_ros.engines.built_tier import Inputs
 from torchperf_ros.engines.outputs import layout_of, split
-from torchperf_ros.engines.package_engine import from_front
-from torchperf_ros.engines.parity import LIMITS, measure, random_inputs
+from torchperf_ros.engines.parity import LIMITS, Inputs, measure, random_inputs
 from torchperf_ros.settings.shape_options import Shapes
 from torchperf_ros.worker.tier import Tier
 from torchperf_ros.workers.calibration import Batching
@@ -60,10 +58,12 @@ def most_frames(adapter: Adapter, example: Inputs, wanted: int) -> tuple[int, st
         return 1, "the steps of an anytime model are one frame's"
     if len({tensor.shape[:1] for tensor in example}) != 1 or not example[0].dim():
         return 1, "dimension 0 of the example inputs differs, so it is not that of a batch"
-    dims, why = from_front(adapter.dynamic_dims(), example), ""
+    declared, why = adapter.dynamic_dims(), ""
     for index, tensor in enumerate(example):
         usual = tensor.shape[0]
-        _, high = dims.get(index, {}).get(0, (usual, usual))
+        # dimensions may be counted from the end, as torch allows
+        dims = {dim % tensor.dim(): span for dim, span in declared.get(index, {}).items()}
+        _, high = dims.get(0, (usual, usual))
         if high < wanted * usual:
             wanted = high // usual
             why = (

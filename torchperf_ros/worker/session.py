@@ -19,8 +19,8 @@ from torchperf_ros.api.errors import AdapterError, FrameOverwritten
 from torchperf_ros.api.histories import work_for
 from torchperf_ros.api.messages import decode
 from torchperf_ros.api.outcome import IN_TIME, Outcome
-from torchperf_ros.engines.built_tier import Inputs
 from torchperf_ros.engines.device import Device, leave
+from torchperf_ros.engines.parity import Inputs
 from torchperf_ros.worker.batching import layout_for_batch, run_together
 from torchperf_ros.worker.capture import CaptureTaker
 from torchperf_ros.worker.output_message import check_inputs, output_message
