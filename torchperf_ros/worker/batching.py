@@ -2,7 +2,7 @@
 
 import copy
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -14,6 +14,7 @@ from torchperf_ros.api.errors import ConfigError, one_line
 from torchperf_ros.engines.outputs import layout_of, split
 from torchperf_ros.engines.parity import LIMITS, Inputs, measure, random_inputs
 from torchperf_ros.settings.shape_options import Shapes
+from torchperf_ros.worker.reports import Reports
 from torchperf_ros.worker.tier import Tier
 from torchperf_ros.workers.calibration import Batching
 from torchperf_ros.workers.worker_setup import WorkerSetup
@@ -76,7 +77,7 @@ def find_batching(
     adapter: Adapter,
     tiers: dict[int, Tier],
     setup: WorkerSetup,
-    alert: Callable[[str], None],
+    reports: Reports,
     *,
     rests: bool,
 ) -> Batching:
@@ -84,39 +85,42 @@ def find_batching(
 
     With `rests`, another process on the same GPU gets a share of it meanwhile. What an earlier worker has
     found is taken over: each size runs once, which loads what it needs. A model that does not do what its
-    adapter declares is an `alert`.
+    adapter declares is an alert; one whose adapter declares less than is asked for is a line in the log.
 
     Raises:
         ConfigError: fewer than the parameter asks for, and it is strict about that.
     """
-    known, most, refusal = setup.batching, setup.batch, ""
+    known, refusal = setup.batching, ""
+    wanted = most = known.most if known else setup.batch
     runs = 0 if known else _BRIEF_RUNS if setup.background else _RUNS
     times_ms: dict[int, dict[int, float]] = {}
     for number, tier in sorted(tiers.items()):
         name, row = setup.tiers[number], times_ms.setdefault(number, {})
         example = adapter.example_inputs(name)
-        able, why = most_frames(adapter, example, known.most if known else setup.batch)
+        able, why = most_frames(adapter, example, wanted)
         if able > 1 and not known:
             mixes = _why_not_together(tier, example, setup.build[number].precision)
             if mixes:
-                alert(f"tier {name}: frames of several streams run one by one: {mixes}")
+                reports.alert(f"tier {name}: frames of several streams run one by one: {mixes}")
                 return Batching(1, f"tier {name}: {mixes}")
         for size in sizes_up_to(able) if able > 1 else ():
             try:
                 row[size] = _median_ms(tier, example, size, runs, rests=rests)
             except Exception as error:  # the user's model and the engine run here
                 able, why = max(1, size // 2), f"a run of {size} frames failed: {one_line(error)}"
-                alert(f"tier {name}: {why}; at most {able} frames are run together")
+                reports.alert(f"tier {name}: {why}; at most {able} frames are run together")
                 break
         if able < most:
             most, refusal = able, f"tier {name} takes {able} at most: {why}"
-    if known:
+    if known and not refusal:
         return known
     if refusal and setup.batch_strict:
         allowed = f"1 to {most}" if most > 1 else "1"
         raise ConfigError(
             f"parameter {setup.stage}.batch is {setup.batch}; it has to be {allowed}, or auto: {refusal}"
         )
+    if refusal:
+        reports.warn(f"batches of frames: {refusal}")
     rows = [times_ms.get(number, {}) for number in range(len(setup.tiers))]
     return Batching(
         most, refusal, tuple(tuple(each for each in row.items() if each[0] <= most) for row in rows)

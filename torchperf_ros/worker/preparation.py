@@ -192,7 +192,7 @@ class Preparation:
         setup, adapter = self._setup, prepared.adapter
         rests = setup.background and self._device.is_cuda
         with torch.inference_mode():
-            found = find_batching(adapter, prepared.tiers, setup, self._reports.alert, rests=rests)
+            found = find_batching(adapter, prepared.tiers, setup, self._reports, rests=rests)
             for number in prepared.tiers:
                 name = setup.tiers[number]
                 self._loader.forget_runs(name, adapter.example_inputs(name))

@@ -118,6 +118,9 @@ def worker_setup(stage: StageConfig, node: NodeConfig) -> WorkerSetup:
         build=tuple(stage.build_options(tier) for tier in tiers),
         packages=stage.packages,
         loaded=tuple(tiers),
+        streams=stage.streams,
+        batch=stage.batch,
+        batch_strict=stage.batch_strict,
         lower=tuple(_lower(stage, tier) for tier in tiers),
         scenes=tuple(scene.name for scene in stage.scenes),
         package_dirs=tuple(folders),
@@ -147,7 +150,9 @@ def _lower(stage: StageConfig, tier: int) -> int:
 
 def _nice(stage: StageConfig, node: NodeConfig) -> int:
     """The nice value of a stage's workers: 10 more for each higher priority that there is, at most 19."""
-    return min(19, 10 * len({each.priority for each in node.stages if each.priority > stage.priority}))
+    return min(
+        19, 10 * len({each.priority for each in node.whole_stages if each.priority > stage.priority})
+    )
 
 
 _PREFIX: Final = "torchperf_worker_"

@@ -20,6 +20,7 @@ from torchperf_ros.replay.virtual.step_times import RunTimes, StageTimes
 from torchperf_ros.settings.config import StageConfig
 from torchperf_ros.stage.frame import StepTimes
 from torchperf_ros.stage.hooks import StageMachinery
+from torchperf_ros.workers.calibration import Batching
 from torchperf_ros.workers.frame_ring import FrameReader
 from torchperf_ros.workers.process_setup import held_interrupt
 from torchperf_ros.workers.protocol import Response
@@ -60,7 +61,7 @@ class VirtualPace(ReplayPace):
         `kept`: workers that outlive the pace.
         """
         self._clock = VirtualClock(start_ns)
-        self._pools = [_Pool(each, self._clock, stage, kept) for stage, each in enumerate(times)]
+        self._pools = [_Pool(times[stage:], self._clock, stage, kept) for stage in range(len(times))]
 
     def machinery(self, stage: int) -> StageMachinery:
         """Stand-ins for the stage's threads, processes and clock."""
@@ -88,8 +89,10 @@ class VirtualPace(ReplayPace):
             self._clock.reach(min(due))
             with held_interrupt():
                 for actor, pool in zip(stages.actors, self._pools, strict=True):
+                    if actor.place:  # its stage's first stream has the pool
+                        continue
                     if descriptors := pool.due(self._clock()):
-                        actor.step(descriptors)
+                        actor.thread.step(descriptors)
                     pool.step(self._clock())
             record.tick()
 
@@ -104,8 +107,12 @@ class _Pool:
     them.
     """
 
-    def __init__(self, times: StageTimes, clock: Clock, stage: int, kept: KeptPools | None) -> None:
-        self.times, self._stage, self._kept = times, stage, kept
+    def __init__(
+        self, times: Sequence[StageTimes], clock: Clock, stage: int, kept: KeptPools | None
+    ) -> None:
+        """`times` are those of the stage, or of its first stream, and of what follows it."""
+        self.times, self._of_streams = times[0], times
+        self._stage, self._kept = stage, kept
         self.using = threading.Lock()
         self.last_error = ""
         self._clock, self._timer_ns = clock, _NEVER
@@ -126,7 +133,8 @@ class _Pool:
         else:
             self._real = WorkerPool(replace(config, hang_ms=longest_ms), setup, self, log)
         self._real.policies = [RestartPolicy(time.monotonic_ns, proven_s=0.0) for _ in self.policies]
-        self._ring, self._seq, self._runs = FrameReader(self._real.ring.fd), -1, 0
+        self._rings = [FrameReader(ring.fd) for ring in self._real.rings]
+        self._frame, self._runs = (-1, -1), 0
         return self
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
@@ -202,7 +210,7 @@ class _Pool:
         return min([*timer, *workers, *self._start_at_ns.values()], default=None)
 
     def due(self, now_ns: int) -> list[int]:
-        """Descriptors of what is due, for `Stage.step`; responses in the order in which they came."""
+        """Descriptors of what is due, for `StageThread.step`; responses in the order in which they came."""
         due = sorted(
             (w.due_ns, n) for n, w in self._waited.items() if w.due_ns is not None and w.due_ns <= now_ns
         )
@@ -271,16 +279,18 @@ class _Pool:
     def now(self) -> int:
         return self._clock()
 
-    def begin(self, tier: int, seq: int, offset: int, length: int, *, wanted: bool) -> RunTimes:
+    def begin(
+        self, tier: int, seq: int, offset: int, length: int, stream: int, *, wanted: bool
+    ) -> RunTimes:
         """What the run that begins takes.
 
         The frame's first, its backup, and so on; practice counts as a late one.
         """
-        if seq != self._seq:
-            self._seq, self._runs = seq, 0
+        if (stream, seq) != self._frame:
+            self._frame, self._runs = (stream, seq), 0
         attempt, self._runs = self._runs, self._runs + 1
-        stamp_ns = self._ring.read(offset, length, seq)[0].stamp_ns
-        return self.times.run(stamp_ns, seq, tier, attempt if wanted else max(1, attempt))
+        stamp_ns = self._rings[stream].read(offset, length, seq)[0].stamp_ns
+        return self._of_streams[stream].run(stamp_ns, seq, tier, attempt if wanted else max(1, attempt))
 
 
 class _Worker:
@@ -299,6 +309,7 @@ class _Worker:
     def __init__(self, process: WorkerProcess, pool: _Pool, ready_at_ns: int) -> None:
         self.number = self.pid = process.number
         self.calibrations = pool.times.calibrations()
+        self.batching = Batching()  # on the virtual clock each frame runs alone
         self.reported, self.loaded = process.reported, process.loaded
         self.usable = self.hung = self.has_run = False
         self.seq: int | None = None
@@ -348,7 +359,7 @@ class _Worker:
         stream: int = 0,
     ) -> bool:
         self.seq, self.busy_since_ns, hang_ms = seq, now_ns, self._pool.config.hang_ms
-        plan = self._pool.begin(tier, seq, offset, length, wanted=bool(leave_ns))
+        plan = self._pool.begin(tier, seq, offset, length, stream, wanted=bool(leave_ns))
         took_ms = plan.steps.total_ms + plan.overhead_ms
         self._of, self._stream, self._plan = (tier, seq, offset, length), stream, plan
         if plan.ending in _TOO_LATE and leave_ns:  # it was done at some time after its answer had left
