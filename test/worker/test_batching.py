@@ -288,8 +288,8 @@ def test_given_a_model_that_takes_batches_when_started_then_it_says_how_many_and
     open_node,
 ):
     found, alerts = batching(open_node(batch=6))
-    assert (found.batch, found.batch_refusal, alerts) == (6, "", [])
-    ((*pairs,),) = found.batch_ms
+    assert (found.batching.most, found.batching.refusal, alerts) == (6, "", [])
+    ((*pairs,),) = found.batching.times_ms
     assert [size for size, _ in pairs] == [1, 2, 4, 6]
     assert all(ms > 0.0 for _, ms in pairs)
 
@@ -315,9 +315,9 @@ def test_given_a_model_that_mixes_frames_when_started_then_batches_are_refused_a
     open_node, does
 ):
     found, alerts = batching(open_node("Mixing", options={"does": does}))
-    assert (found.batch, found.batch_ms) == (1, ())
-    assert MIXING[does][1] in found.batch_refusal
-    why = found.batch_refusal.removeprefix("tier full: ")
+    assert (found.batching.most, found.batching.times_ms) == (1, ())
+    assert MIXING[does][1] in found.batching.refusal
+    why = found.batching.refusal.removeprefix("tier full: ")
     assert alerts == [f"tier full: frames of several streams run one by one: {why}"]
 
 
@@ -334,9 +334,9 @@ def test_given_a_model_whose_inputs_are_one_frames_when_started_then_batches_are
     open_node, adapter, options, why
 ):
     found, alerts = batching(open_node(adapter, options=options))
-    assert (found.batch, found.batch_ms, alerts) == (1, ((),), [])
-    assert found.batch_refusal.startswith("tier full takes 1 at most: ")
-    assert why in found.batch_refusal
+    assert (found.batching.most, found.batching.times_ms, alerts) == (1, ((),), [])
+    assert found.batching.refusal.startswith("tier full takes 1 at most: ")
+    assert why in found.batching.refusal
     with pytest.raises(ConfigError, match="tested.batch is 4; it has to be 1, or auto: tier full takes 1"):
         batching(open_node(adapter, options=options, batch_strict=True))
 
@@ -353,9 +353,9 @@ def test_given_a_batch_above_what_the_model_takes_when_started_then_parameter_va
             batching(node)
         return
     found, alerts = batching(node)
-    assert (found.batch, alerts) == (3, [])
-    assert found.batch_refusal.startswith(why)
-    assert [size for size, _ in found.batch_ms[0]] == [1, 2, 3]
+    assert (found.batching.most, alerts) == (3, [])
+    assert found.batching.refusal.startswith(why)
+    assert [size for size, _ in found.batching.times_ms[0]] == [1, 2, 3]
 
 
 def test_given_a_size_that_fails_when_started_then_fewer_frames_run_together_and_an_alert_says_why(
@@ -366,8 +366,8 @@ def test_given_a_size_that_fails_when_started_then_fewer_frames_run_together_and
     why = "a run of 4 frames failed: ValueError: more than 3"
     assert alert.startswith(f"tier full: {why}")
     assert alert.endswith("; at most 2 frames are run together")
-    assert (found.batch, [size for size, _ in found.batch_ms[0]]) == (2, [1, 2])
-    assert why in found.batch_refusal
+    assert (found.batching.most, [size for size, _ in found.batching.times_ms[0]]) == (2, [1, 2])
+    assert why in found.batching.refusal
 
 
 def test_given_what_an_earlier_worker_found_when_another_starts_then_each_size_runs_once_and_nothing_is_said(
