@@ -28,7 +28,7 @@ STATEMENTS = {
     # Braking along an earlier plan begins where the vehicle is; what is only beside the way is no ground.
     "safety": 3238,
     "workers": 2888,
-    "stage": 3326,
+    "stage": 3338,
     "engines": 2428,
     "worker": 1558,
     "observe": 6100,
