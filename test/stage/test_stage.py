@@ -58,7 +58,7 @@ def test_given_a_good_frame_when_offered_then_its_own_result_is_published_and_re
 
 
 @pytest.mark.parametrize(
-    ("orders", "outcome", "said"),
+    ("orders", "outcome", "words"),
     [
         ({"do": "nan"}, Outcome.INVALID, ["1 of 1 values that are NaN or Inf"]),
         ({"do": "wrong_shape"}, Outcome.INVALID, ["(2,)", "(1,)"]),  # another one than when calibrated
@@ -75,14 +75,15 @@ def test_given_a_good_frame_when_offered_then_its_own_result_is_published_and_re
         ({"do": "large", "bytes": 70_000}, Outcome.ERROR, ["max_frame_bytes, 65536, fit"]),
     ],
 )
-def test_given_whatever_a_model_does_in_every_worker_when_offered_then_the_last_good_output_is_held_and_nobody_dies(
-    stage, orders, outcome, said
+def test_given_a_fault_of_the_model_in_every_worker_when_offered_then_the_last_good_output_is_held_and_workers_live(
+    stage, orders, outcome, words
 ):
     good, pids = stage.ask(x=1.0), stage.pids
     answer = stage.ask({**orders, "once": False})
     assert (answer.outcome, answer.fallback) == (outcome, Fallback.HOLD_LAST)
-    assert all(words in answer.reason for words in said), answer.reason
-    assert stage.actor.pool.last_error == answer.reason or outcome is not Outcome.ERROR
+    assert all(each in answer.reason for each in words), answer.reason
+    if outcome is Outcome.ERROR:  # the stage publishes an answer before it keeps its error
+        wait_until(lambda: stage.actor.pool.last_error == answer.reason, lambda: stage.actor.pool.last_error)
     assert path_stamp_ns(stage.payload(answer)) == good.frame.stamp_ns
     assert stage.ask().outcome is Outcome.ON_TIME
     assert stage.pids == pids
