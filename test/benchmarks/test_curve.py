@@ -65,8 +65,8 @@ def timings(monkeypatch):
 @pytest.fixture
 def makers(monkeypatch):
     """Engines that are all eager, so that nothing has to be compiled."""
-    makers = dict.fromkeys(chains._MAKERS, chains._eager)
-    monkeypatch.setattr(chains, "_MAKERS", makers)
+    makers = dict.fromkeys(chains.MAKERS, chains.MAKERS[chains.EAGER])
+    monkeypatch.setattr(chains, "MAKERS", makers)
     return makers
 
 

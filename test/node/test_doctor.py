@@ -42,7 +42,7 @@ def doctor(monkeypatch, tmp_path):
     """Runs the command; gives its exit status, what it printed, and its figures."""
     monkeypatch.setenv("ROS_DOMAIN_ID", str(DOMAIN_ID))
 
-    def ask(*arguments, seconds=4.0, until=lambda found: True):
+    def ask(*arguments, seconds=2.0, until=lambda found: True):
         """Ask again while the answer is another.
 
         Others may take the processors for most of such a short look.

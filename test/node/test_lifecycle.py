@@ -157,18 +157,6 @@ def test_given_no_stage_that_can_be_described_when_configured_then_it_fails_with
     assert not memory_files(node)
 
 
-def test_given_an_input_that_cannot_be_synchronised_when_configured_then_it_fails_with_the_reason(
-    start_node, fast
-):
-    node = start_node({"stages": ["planning"], "autostart": False, "planning": fast(sync=["odm slop 30"])})
-    assert not node.change_state("configure")
-    why = (
-        "parameter planning.sync: 'odm slop 30 offset 0 wait 0': the adapter has no input odm; it has: odom"
-    )
-    node.prints(why)
-    assert node.state() == "unconfigured"
-
-
 def test_given_a_worker_that_never_describes_itself_when_told_to_end_then_configure_gives_up(
     start_node, obedient
 ):

@@ -112,16 +112,6 @@ def test_given_a_roll_in_optical_axes_when_read_then_the_heading_stays():
     assert rolled.seen.yaws[0] == pytest.approx(math.pi / 2)
 
 
-def test_given_an_arrow_with_a_pose_when_read_then_the_velocity_is_turned_as_rviz_draws_it():
-    def turn_arrows(marker):
-        if marker.type == 0:
-            for name, value in QUARTER.items():
-                setattr(marker.pose.orientation, name, 3 * value)
-
-    found = read(edited(markers_bytes([Box(1.0, 2.0, velocity=(4.0, 1.0))]), turn_arrows), "plan")
-    assert found.seen.velocities[0] == pytest.approx(-1 + 4j)
-
-
 def test_given_an_orientation_of_zeros_when_read_then_it_is_no_rotation():
     def no_turn(marker):
         marker.pose.orientation.w = 0.0

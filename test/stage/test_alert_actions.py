@@ -132,47 +132,6 @@ def test_given_a_stage_that_was_off_when_its_alert_is_back_after_it_ran_again_th
     assert off == [*range(1, 11), *range(40, 50)]
 
 
-OF_ANSWERS = (
-    "worker died",
-    "model error",
-    "invalid output",
-    "restarts",
-    "stale",
-    "bad input",
-    "recompilation",
-    "tier",
-    "output",
-    "output frozen",
-    "output empty",
-    "drops",
-    "misses",
-    "worker failed",
-    "result too slow",
-    "deadline missed",
-    "partial result",
-    "plan refused",
-    "plan unchecked",
-)
-
-
-@pytest.mark.parametrize("action", ["lower_tier", "lower_rate", "scene slow", "backup_active", "off"])
-@pytest.mark.parametrize("kind", OF_ANSWERS)
-@pytest.mark.parametrize("lag", [0, 2])
-def test_given_an_action_that_brings_its_own_alert_about_when_the_cause_is_over_then_it_ends(
-    kind, action, lag
-):
-    """Whatever the action is: the alert is found as long as it is in force, and for a while after."""
-    rules, in_force = actions(f"{kind} -> {action}", action_return_s=10.0, backup="standby"), [False] * 3
-
-    def found(second):
-        return [f"camera: {kind}"] if 5 <= second <= 12 or in_force[-1 - lag] else []
-
-    for second in drive(rules, 400, found):
-        in_force.append(bool(rules.words(second * S)))
-    assert any(in_force[5:20])
-    assert not any(in_force[100:])
-
-
 def test_given_two_rules_with_one_action_when_each_alert_is_its_effect_then_neither_keeps_the_other_going():
     rules = actions("misses -> lower_tier", "output -> lower_tier", action_return_s=10.0)
     in_force = [False]

@@ -351,7 +351,8 @@ def stage(start_stage):
 def settle(stage):
     """Let the hold of the last change pass, and every worker be idle."""
     stage.wait_for_workers()
-    time.sleep(0.11)
+    over_ns = time.monotonic_ns() + round(SCENES["scene_hold_s"] * S)
+    wait_until(lambda: time.monotonic_ns() > over_ns, lambda: "the end of the hold")
 
 
 def test_given_a_speed_and_a_word_when_frames_come_then_each_scene_has_its_tiers_and_budget_and_nothing_compiles(

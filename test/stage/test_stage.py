@@ -11,11 +11,11 @@ from torchperf_ros.api.outcome import Fallback, Health, Outcome
 from torchperf_ros.safety.stop_output import TimedPath
 from torchperf_ros.stage import practice
 from torchperf_ros.stage.frame import Frame, Origin
-from torchperf_ros.stage.practice import HedgeRule, Job, Purpose
+from torchperf_ros.stage.practice import HedgeRule
 from torchperf_ros.workers.calibration import Calibration
 from torchperf_ros.workers.worker_process import WorkerProcess
 
-from .conftest import S, trigger, wait_until
+from .conftest import wait_until
 
 TIER_OFFSET = 1000.0
 
@@ -83,7 +83,9 @@ def test_given_a_fault_of_the_model_in_every_worker_when_offered_then_the_last_g
     assert (answer.outcome, answer.fallback) == (outcome, Fallback.HOLD_LAST)
     assert all(each in answer.reason for each in words), answer.reason
     if outcome is Outcome.ERROR:  # the stage publishes an answer before it keeps its error
-        wait_until(lambda: stage.actor.pool.last_error == answer.reason, lambda: stage.actor.pool.last_error)
+        wait_until(
+            lambda: stage.actor.pool.last_error == answer.reason, lambda: stage.actor.pool.last_error
+        )
     assert path_stamp_ns(stage.payload(answer)) == good.frame.stamp_ns
     assert stage.ask().outcome is Outcome.ON_TIME
     assert stage.pids == pids
@@ -132,15 +134,6 @@ def test_given_nothing_from_the_stage_before_when_offered_then_it_is_bad_input_w
     answer = stage.answer(seq)
     assert (answer.outcome, answer.reason) == (Outcome.BAD_INPUT, "nothing to hand over")
     assert answer.frame.origin is upstream.origin
-
-
-def test_given_an_output_of_the_stage_before_when_offered_then_the_budget_counts_from_when_it_was_due(
-    stage,
-):
-    due_ns = time.monotonic_ns() - 500_000_000
-    upstream = Frame(5, b"", 0, 0.0, due_ns - 1, due_ns, Origin(7, 3.0))
-    answer = stage.answer(stage.offer(upstream=upstream)[0])
-    assert answer.frame.deadline_ns == due_ns + 5_000_000_000
 
 
 def test_given_a_model_that_prints_when_offered_then_it_is_logged_with_stage_and_pid_and_the_frame_is_good(
@@ -263,18 +256,6 @@ def test_given_a_calibration_that_was_disturbed_when_frames_go_on_then_probes_ta
 
     wait_until(is_up, lambda: ladder.explain(["full", "fast"], time.monotonic_ns()))
     assert stage.counters.probes == 3
-
-
-def test_given_a_probe_that_ends_its_worker_when_frames_go_on_then_the_tier_is_left_alone_for_a_while(
-    stage,
-):
-    ladder = stage.actor.ladder
-    ladder.left_out = 1
-    stage.ask()
-    with stage.actor.lock:
-        stage.actor.model.crew.practice.lost(Job(Purpose.PROBE, 0), ladder)
-    ladder.left_out = 0
-    assert "next probe in " in ladder.explain(["full", "fast"], time.monotonic_ns())
 
 
 def test_given_a_new_worker_when_it_runs_its_first_frame_then_the_ladder_does_not_learn_from_it(stage):
@@ -412,21 +393,6 @@ def test_given_a_stage_that_has_no_output_yet_when_a_frame_is_stale_then_only_th
     stage.settle_accounts()
 
 
-@pytest.mark.parametrize(
-    ("age_ms", "is_stale"),
-    [(-30.0, False), (-1.0, False), (0.0, False), (1001.0, True), (9000.0, True), (20_000.0, False)],
-)
-def test_given_any_age_when_the_budget_counts_from_the_stamp_then_only_a_usable_one_makes_a_frame_stale(
-    stage, age_ms, is_stale
-):
-    stage.reconfigure(budget_from="stamp", budget_ms=1000.0 if is_stale else 5000.0)
-    answer, _ = stale(stage, age_ms)
-    stage.reconfigure()
-    assert answer.frame.stale == is_stale
-    assert answer.outcome is (Outcome.LATE if is_stale else Outcome.ON_TIME)
-    assert (answer.fallback is Fallback.HOLD_LAST) == is_stale
-
-
 def test_given_an_offset_that_drifts_across_the_budget_when_offered_then_every_frame_is_answered_before_its_run_ends(
     stage,
 ):
@@ -463,26 +429,6 @@ def test_given_a_stale_frame_that_cannot_be_run_at_all_when_answered_then_that_i
     answer, _ = stale(stage, 3000.0, refusal="off")
     assert (answer.outcome, answer.reason, answer.frame.stale) == (Outcome.BAD_INPUT, "off", True)
     stage.wait_for_workers()
-
-
-@pytest.mark.parametrize("budget_from", ["receipt", "stamp"])
-def test_given_two_stages_and_an_offset_between_the_clocks_when_driven_then_every_frame_of_both_is_answered(
-    stage, start_own_stage, budget_from
-):
-    second = start_own_stage(backup="none", adapter="Plain", budget_from=budget_from, name="second")
-    second.ask()
-    answered, seen = len(second.answers), len(stage.handed_on)
-    stage.reconfigure(budget_from="stamp", budget_ms=1000.0)
-    for _ in range(5):
-        stale(stage, 3000.0)
-        payload, frame = stage.handed_on[-1]
-        assert payload is not None
-        second.ask(data=trigger(frame.stamp_ns), stamp_ns=frame.stamp_ns, upstream=frame)
-    assert len(stage.handed_on) == seen + 5
-    later = second.answers[answered:]
-    assert [(answer.outcome, answer.fallback) for answer in later] == [(Outcome.ON_TIME, None)] * 5
-    assert all(answer.frame.deadline_ns - answer.frame.received_ns == 5 * S for answer in later)
-    assert all(answer.frame.origin.age_ms >= 3000.0 for answer in later)
 
 
 def test_given_started_frames_of_every_kind_when_observed_then_none_is_seen_twice_and_a_late_one_leaves_a_gap(
@@ -668,21 +614,6 @@ def test_given_a_killed_standby_when_frames_come_then_none_is_lost_and_it_is_rep
     stage.wait_for(lambda: any(death in text for _, text in stage.logs), "its death is logged")
     stage.wait_for_workers()
     assert standby.pid not in stage.pids
-
-
-def test_given_a_model_that_never_returns_when_it_is_past_hang_ms_then_it_is_killed_and_replaced(stage):
-    stage.reconfigure(budget_ms=300.0, hang_ms=2000.0)
-    before = stage.pids
-    answer = stage.ask({"do": "spin"})
-    assert answer.outcome is Outcome.LATE
-    said = f"ms on frame {answer.frame.seq}, hang_ms is 2000"
-    stage.wait_for(
-        lambda: any("hung: " in text and said in text for _, text in stage.logs), "the hang is logged"
-    )
-    stage.reconfigure()
-    assert stage.ask().outcome is Outcome.ON_TIME
-    stage.wait_for_workers()
-    assert len(set(stage.pids) - set(before)) == 1
 
 
 def test_given_a_stage_after_all_this_when_frames_are_on_time_then_it_is_nominal_again(stage):

@@ -255,7 +255,7 @@ def test_given_a_base_that_has_no_descriptor_left_when_a_server_is_wanted_then_o
     serve, count
 ):
     other = serve(FINE)
-    base = other._base._process.pid
+    base = psutil.Process(other.pid).ppid()
     with descriptors_left(base, count):
         server = ForkServer(FINE)
         wait_until(lambda: server.step() or server.ended, lambda: "it is given up")

@@ -45,7 +45,7 @@ def test_given_any_signal_that_ends_a_process_then_it_has_a_name(number):
 
 
 def test_given_any_way_to_end_when_reaped_then_its_name_is_of_what_the_process_did():
-    for code in range(256):
+    for code in (0, 1, 127, 128, 255):
         pid = os.fork()
         if not pid:
             os._exit(code)

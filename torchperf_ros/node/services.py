@@ -122,9 +122,10 @@ class SwapService:
         self._last: weakref.ref[Stage] | None = None
         self._looking: threading.Thread | None = None
         self._refused = ""  # why the last one did not begin
-        self._service = node.create_service(SERVICE, "~/swap", self._answer)
+        self._service = node.create_service(SERVICE, "~/swap", self.answer)
 
-    def _answer(self, request: Any, response: Any) -> Any:  # noqa: ANN401 - rclpy's
+    def answer(self, request: Any, response: Any) -> Any:  # noqa: ANN401 - rclpy's
+        """Begin a swap where one is asked for, and say how it goes."""
         try:
             if request.parameters:
                 self._start(request.parameters)
