@@ -368,6 +368,17 @@ class PerfProcess:
             self.graph.node.destroy_client(self.graph.clients.pop(name))
 
 
+def odometry(speed, *, x=100.0, frame="odom"):
+    """Odometry of a vehicle that drives ahead."""
+    from nav_msgs.msg import Odometry
+
+    message = Odometry(child_frame_id="base_link")
+    message.header.frame_id = frame
+    message.pose.pose.position.x, message.pose.pose.orientation.w = x, 1.0
+    message.twist.twist.linear.x = speed
+    return message
+
+
 def is_base(process):
     """Whether workers are forked from this child of a node."""
     return process.name() == BASE or _FORK_MAIN in process.cmdline()

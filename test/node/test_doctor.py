@@ -66,15 +66,15 @@ def largest(part):
 
 @pytest.fixture
 def camera(stranger, node, image):
-    """Publishes images at a rate, stamped so many ms ago or not at all, until the test ends."""
+    """Publishes images at a rate, stamped so many ms ago, until the test ends."""
     ending, threads = threading.Event(), []
 
-    def start(hz, *, age_ms=0.0, stamped=True):
+    def start(hz, *, age_ms=0.0):
         publisher = stranger.create_publisher(Image, f"{node.namespace}/image", 10)
 
         def speak():
             while not ending.wait(1.0 / hz):
-                publisher.publish(image(time.time_ns() - round(age_ms * 1e6) if stamped else 0))
+                publisher.publish(image(time.time_ns() - round(age_ms * 1e6)))
 
         threads.append(threading.Thread(target=speak))
         threads[-1].start()
@@ -128,14 +128,6 @@ def test_given_stamps_of_65_ms_ago_when_asked_then_the_camera_is_the_largest_par
     assert "slow: the largest part is camera" in output
 
 
-def test_given_more_frames_than_the_model_can_take_when_asked_then_they_wait_in_the_queue(
-    node, camera, doctor
-):
-    camera(70)
-    _, output, found = doctor("--node", node.name, until=lambda found: "queue" in advised(found))
-    assert advised(found).get("queue") == "ros2 param list /stranger", output
-
-
 def test_given_a_slow_receiver_when_its_topic_is_named_then_it_is_the_largest_part(
     node, camera, receiver, doctor
 ):
@@ -143,16 +135,6 @@ def test_given_a_slow_receiver_when_its_topic_is_named_then_it_is_the_largest_pa
     _, output, found = doctor("--node", node.name, "--actuation", receiver, until=largest("actuation"))
     assert found["largest"] == {"slow": "actuation"}, output
     assert "depth=1" in advised(found)["actuation"]
-
-
-def test_given_frames_without_a_stamp_when_asked_then_it_says_what_cannot_be_split(
-    node, camera, receiver, doctor
-):
-    camera(10, stamped=False)
-    _, output, found = doctor("--node", node.name, "--actuation", receiver, until=largest("inference"))
-    assert "frames have no stamp" in output
-    assert f"messages of {receiver} came, none with the stamp of an output" in " ".join(output.split())
-    assert found["largest"] == {"slow": "inference"}
 
 
 def test_given_no_triggers_when_asked_then_it_says_who_publishes_none_and_the_status_is_1(node, doctor):

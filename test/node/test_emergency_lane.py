@@ -27,6 +27,8 @@ from torchperf_ros.node.emergency_process import StopArea
 from torchperf_ros.safety.kept_latch import latch_file
 from torchperf_ros.settings.config import node_config
 
+from .perf_process import odometry
+
 pytestmark = pytest.mark.ros
 
 SPEED, DECELERATION = 10.0, 6.0
@@ -54,14 +56,6 @@ def scan(distance_m=math.inf, *, beams=41):
         ranges=[float(distance_m)] * beams,
     )
     message.header.frame_id = "laser"
-    return message
-
-
-def odometry(speed=SPEED):
-    message = Odometry(child_frame_id="base_link")
-    message.header.frame_id = "odom"
-    message.pose.pose.position.x, message.pose.pose.orientation.w = 100.0, 1.0
-    message.twist.twist.linear.x = speed
     return message
 
 
@@ -105,7 +99,7 @@ class Vehicle:
 
     def all_is_well(self):
         """Have every sensor say so."""
-        self.send("odom", odometry())
+        self.send("odom", odometry(SPEED))
         self.see(math.inf, times=1)
         self.send("button", Bool(data=False))
 

@@ -21,18 +21,12 @@ from torchperf_ros.api.outcome import GuardVerdict
 from torchperf_ros.replay.replay import replay
 from torchperf_ros.replay.replay_options import ReplayOptions
 
+from .perf_process import odometry
+
 pytestmark = pytest.mark.ros
 
 GUARD = {"act": ["finite", "stamps"], "obstacles": [""], "odometry_timeout_ms": 10_000.0}
 SPEED = 8.0
-
-
-def odometry(speed=SPEED):
-    message = Odometry(child_frame_id="base_link")
-    message.header.frame_id = "odom"
-    message.pose.pose.position.x, message.pose.pose.orientation.w = 100.0, 1.0
-    message.twist.twist.linear.x = speed
-    return message
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +84,7 @@ def node(refused, with_scenes, graph, start_node, obedient, orders, evidence):
 def answered(node, image):
     """The row of a frame that follows on odometry, and what was published for it."""
     node.plans.clear()
-    node.tell(node.odom, odometry())
+    node.tell(node.odom, odometry(SPEED))
     row = node.answer(node.image, image())
     node.wait_for(lambda: node.plans, "a path")
     return row, node.plans[0]

@@ -17,6 +17,8 @@ from sensor_msgs.msg import Image
 from std_msgs.msg import Float64, Float64MultiArray
 from visualization_msgs.msg import MarkerArray
 
+from .perf_process import odometry
+
 pytestmark = pytest.mark.ros
 
 FRAMES = 40
@@ -119,7 +121,7 @@ class Drive:
         self.trajectories = graph.listen("/trajectory", Path)
         node.wait_until_ready("perception", "planning")
         camera = node.publisher("image", Image)
-        node.tell(node.publisher("odom", Odometry), odometry())
+        node.tell(node.publisher("odom", Odometry), odometry(10.0, x=0.0, frame="map"))
         self.stamps = []
         for _ in range(FRAMES):
             self.stamps.append(time.time_ns())
@@ -131,14 +133,6 @@ class Drive:
         )
         node.next_report()  # and nothing else has come
         self.rows = {stage: node.rows_of(stage) for stage in (PERCEPTION, PLANNING)}
-
-
-def odometry():
-    message = Odometry()
-    message.header.frame_id = "map"
-    message.pose.pose.orientation.w = 1.0
-    message.twist.twist.linear.x = 10.0
-    return message
 
 
 @pytest.fixture(scope="module")
@@ -304,7 +298,7 @@ def test_given_a_synchronised_input_when_it_comes_after_its_trigger_then_the_fra
     node = start_node({"perception": fast(), "planning": fast(sync=["odom slop 30 wait 2000"])})
     node.wait_until_ready("perception", "planning")
     camera, odom = node.publisher("image", Image), node.publisher("odom", Odometry)
-    at_ns, message = time.time_ns(), odometry()
+    at_ns, message = time.time_ns(), odometry(10.0, x=0.0, frame="map")
     node.tell(camera, image(at_ns))
     node.wait_for(lambda: node.rows_of(PERCEPTION), "an answer of perception")
     assert node.rows_of(PLANNING) == []

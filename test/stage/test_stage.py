@@ -109,22 +109,31 @@ def test_given_bytes_that_are_no_message_or_too_many_when_offered_then_it_is_bad
     assert stage.pids == pids
 
 
-def test_given_nan_in_one_worker_when_offered_then_the_backups_result_is_published(stage):
-    seq, stamp_ns = stage.offer({"do": "nan"}, x=3.0)
+@pytest.mark.parametrize(
+    ("orders", "parameters", "outcome", "fallback", "backups"),
+    [
+        ({"do": "nan"}, {}, Outcome.INVALID, Fallback.BACKUP, 1),
+        ({"do": "nan"}, {"fallback": ["hold_last", "stop"]}, Outcome.INVALID, Fallback.HOLD_LAST, 0),
+        ({"do": "raise", "once": False}, {"fallback": ["none"]}, Outcome.ERROR, Fallback.NONE, 0),
+        ({"do": "bad_input", "once": False}, {}, Outcome.BAD_INPUT, Fallback.HOLD_LAST, 0),
+    ],
+)
+def test_given_a_runner_that_fails_when_fallbacks_are_in_order_then_the_first_that_is_there_is_published(
+    stage, orders, parameters, outcome, fallback, backups
+):
+    stage.reconfigure(**parameters)
+    before, published = stage.counters.backups, len(stage.published)
+    seq, stamp_ns = stage.offer(orders, x=3.0)
     answer = stage.answer(seq)
-    assert (answer.outcome, answer.fallback, answer.tier) == (Outcome.INVALID, Fallback.BACKUP, 1)
-    message = stage.payload(answer)
-    assert path_stamp_ns(message) == stamp_ns
-    assert message.poses[0].pose.position.x == 3.0 + TIER_OFFSET
-
-
-def test_given_bad_input_when_offered_then_the_backup_is_not_asked(stage):
-    backups = stage.counters.backups
-    seq, stamp_ns = stage.offer({"do": "bad_input", "once": False})
-    answer = stage.answer(seq)
-    assert (answer.outcome, answer.reason) == (Outcome.BAD_INPUT, "this point is useless")
-    assert stage.counters.backups == backups
-    assert sum(stamp_ns in stage.notes("preprocessed", pid) for pid in stage.pids) == 1
+    assert (answer.outcome, answer.fallback) == (outcome, fallback)
+    assert stage.counters.backups == before + backups
+    assert len(stage.published) == published + (fallback is not Fallback.NONE)
+    if fallback is Fallback.BACKUP:
+        message = stage.payload(answer)
+        assert (path_stamp_ns(message), message.poses[0].pose.position.x) == (stamp_ns, 3.0 + TIER_OFFSET)
+    if outcome is Outcome.BAD_INPUT:
+        assert answer.reason == "this point is useless"
+        assert sum(stamp_ns in stage.notes("preprocessed", pid) for pid in stage.pids) == 1
 
 
 def test_given_nothing_from_the_stage_before_when_offered_then_it_is_bad_input_with_its_reason(stage):
@@ -500,12 +509,6 @@ def test_given_a_deactivation_when_a_frame_runs_and_one_waits_then_only_the_firs
     assert all(answer.frame.seq != waiting for answer in stage.answers)
 
 
-def test_given_fallbacks_without_backup_when_the_runner_fails_then_no_backup_is_published(stage):
-    stage.reconfigure(fallback=["hold_last", "stop"])
-    answer = stage.ask({"do": "nan"})
-    assert (answer.outcome, answer.fallback) == (Outcome.INVALID, Fallback.HOLD_LAST)
-
-
 def test_given_no_hold_when_every_worker_fails_then_a_braking_path_is_published_once_per_failure(stage):
     good = stage.ask()
     stage.reconfigure(hold_last_ms=0.0)
@@ -557,14 +560,6 @@ def test_given_a_late_frame_when_its_stop_is_made_then_that_is_before_the_deadli
         return at_ns < answer.frame.deadline_ns
 
     wait_until(is_in_time, lambda: made)
-
-
-def test_given_nothing_to_fall_back_on_when_every_worker_fails_then_only_the_next_stage_hears(stage):
-    stage.reconfigure(fallback=["none"])
-    published = len(stage.published)
-    answer = stage.ask({"do": "raise", "once": False})
-    assert (answer.fallback, stage.payload(answer)) == (Fallback.NONE, None)
-    assert len(stage.published) == published
 
 
 @pytest.mark.parametrize(
