@@ -21,6 +21,7 @@ class RecordingByHand:
 
     def __init__(self):
         self.recorded, self.messages, self.status = [], [], {}
+        self.restarts, self.cut, self.problem = 0, 0, ""
 
     def unable(self):
         return ""

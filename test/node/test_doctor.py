@@ -9,7 +9,6 @@ from typer.testing import CliRunner
 
 pytest.importorskip("rclpy", reason="rclpy is not installed")
 
-from geometry_msgs.msg import PointStamped
 from sensor_msgs.msg import Image
 
 from torchperf_ros.tools.main import app
@@ -17,7 +16,6 @@ from torchperf_ros.tools.main import app
 from .perf_process import DOMAIN_ID
 
 pytestmark = pytest.mark.ros
-RECEIVER_MS = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -85,36 +83,6 @@ def camera(stranger, node, image):
         thread.join()
 
 
-@pytest.fixture
-def receiver(stranger, node):
-    """A receiver of the stage's outputs that takes its time in its callback."""
-    from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
-
-    publisher = stranger.create_publisher(PointStamped, f"{node.namespace}/command", 10)
-
-    def act(point):
-        time.sleep(RECEIVER_MS / 1e3)
-        publisher.publish(point)
-
-    stranger.create_subscription(PointStamped, f"{node.namespace}/point", act, 1)
-    executor, ending = SingleThreadedExecutor(context=stranger.context), threading.Event()
-    executor.add_node(stranger)
-
-    def spin():
-        while not ending.is_set():
-            try:
-                executor.spin_once(timeout_sec=0.1)
-            except ExternalShutdownException:
-                return
-
-    thread = threading.Thread(target=spin)
-    thread.start()
-    yield publisher.topic_name
-    ending.set()
-    thread.join()
-    executor.shutdown()
-
-
 def advised(found):
     return {one["part"]: one["command"] for one in found["advice"]}
 
@@ -126,15 +94,6 @@ def test_given_stamps_of_65_ms_ago_when_asked_then_the_camera_is_the_largest_par
     assert advised(found)["camera"] == "ros2 param dump /stranger"
     assert "slow.budget_from: stamp" in output  # 80 ms, and outputs are older
     assert "slow: the largest part is camera" in output
-
-
-def test_given_a_slow_receiver_when_its_topic_is_named_then_it_is_the_largest_part(
-    node, camera, receiver, doctor
-):
-    camera(10)
-    _, output, found = doctor("--node", node.name, "--actuation", receiver, until=largest("actuation"))
-    assert found["largest"] == {"slow": "actuation"}, output
-    assert "depth=1" in advised(found)["actuation"]
 
 
 def test_given_no_triggers_when_asked_then_it_says_who_publishes_none_and_the_status_is_1(node, doctor):

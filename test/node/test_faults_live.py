@@ -180,35 +180,6 @@ def test_given_a_frame_that_fails_then_it_has_a_named_outcome_and_no_worker_is_l
     assert stage.restarts() == restarts
 
 
-def test_given_faults_and_frames_faster_than_answers_then_each_is_answered_or_superseded(stage, image):
-    before = stage.node.values("camera")
-    stage.set_budget(SHORT_MS)
-    orders, taken, published = ["hang", "raise", "hang"], lambda: True, 0
-    while (
-        orders or not taken() or published < 100
-    ):  # each order in a frame of its own, however slow the workers are
-        if orders and published % 20 == 0 and published and taken():
-            file = stage.order(orders.pop(0), 64)
-            taken = lambda file=file: not file.exists()  # noqa: E731
-        stage.camera.publish(image(width=64))
-        published += 1
-        stage.node.graph.executor.spin_once(timeout_sec=0.01)
-    stage.node.counted("camera", restarts=int(before["restarts"]) + 2)  # for two workers that hung at once
-
-    def settled():
-        values = stage.node.values("camera")
-        ended = int(values["answered"]) + int(values["unanswered"])
-        counted = ended + int(values["superseded"])
-        return counted == int(values["frames"]) and ended == len(stage.node.rows) and values
-
-    values = stage.node.wait_for(settled, "every frame to be in one counter")
-    assert int(values["frames"]) > int(before["frames"]) + 50
-    assert values["internal_errors"] == "0"
-    assert sum(int(values[kind.word]) for kind in Outcome) == int(values["answered"]) + int(
-        values["unanswered"]
-    )
-
-
 def test_given_an_offset_between_the_clocks_when_frames_come_then_both_stages_answer_and_the_terminal_says_why(
     graph, start_node, obedient, image
 ):

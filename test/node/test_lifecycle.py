@@ -27,7 +27,7 @@ def nodes(start_node, obedient, orders):
     return {
         "waiting": start_node({**one_stage, "camera": obedient(), "autostart": False}),
         signal.SIGINT: start_node(one_stage, cold=True),  # its interpreter ends as a user's does
-        **{number: start_node(one_stage) for number in (signal.SIGTERM, signal.SIGKILL)},
+        signal.SIGTERM: start_node(one_stage),
     }
 
 
@@ -204,13 +204,6 @@ def test_given_a_frame_that_runs_when_the_node_is_to_end_then_it_is_answered_by_
     assert row["outcome"] == Outcome.LATE
     assert row["total_ms"] < 1500.0 + 1000.0  # the machine may be busy
     assert points[fresh] == points[fresh - 1]  # held
-
-
-def test_given_an_active_node_when_it_is_killed_then_no_worker_is_left(nodes):
-    node = nodes[signal.SIGKILL]
-    node.wait_until_ready("camera")
-    assert node.workers()
-    assert node.end(signal.SIGKILL) == -signal.SIGKILL
 
 
 def test_given_an_inactive_node_when_shut_down_then_it_is_finalized_and_has_no_worker(node):
