@@ -42,10 +42,7 @@ PACKAGES = tuple(
 )
 """Files that read the same compiled packages: one process has them, and builds the packages once."""
 ALONE = (
-    *(
-        f"test/node/test_{name}"
-        for name in ("emergency", "faults_live", "lifecycle", "play_to_node", "watch_live")
-    ),
+    *(f"test/node/test_{name}" for name in ("emergency", "faults_live", "lifecycle", "play_to_node")),
     *(f"test/stage/test_stage{which}.py" for which in ("", "_active", "_alone")),
     "test/workers/test_capture.py",
     "test/tools/demo/test_drive.py",
