@@ -289,31 +289,3 @@ def test_given_a_namespace_and_remappings_when_started_then_all_names_follow(
     ):
         node.wait_for(lambda name=name: graph.node.count_publishers(name), f"a publisher of {name}")
     assert {status.hardware_id for d in diagnostics for status in d.status} == {"/car/front/perf"}
-
-
-def test_given_a_synchronised_input_when_it_comes_after_its_trigger_then_the_frame_waits_and_else_goes_without(
-    start_node, image, fast
-):
-    """Of the second stage, whose trigger has the stamp of the image."""
-    node = start_node({"perception": fast(), "planning": fast(sync=["odom slop 30 wait 2000"])})
-    node.wait_until_ready("perception", "planning")
-    camera, odom = node.publisher("image", Image), node.publisher("odom", Odometry)
-    at_ns, message = time.time_ns(), odometry(10.0, x=0.0, frame="map")
-    node.tell(camera, image(at_ns))
-    node.wait_for(lambda: node.rows_of(PERCEPTION), "an answer of perception")
-    assert node.rows_of(PLANNING) == []
-    message.header.stamp.sec, message.header.stamp.nanosec = divmod(at_ns + 20_000_000, 1_000_000_000)
-    row = node.answer(odom, message, stage=PLANNING)
-    assert (row["missing_inputs"], row["outcome"]) == (0, 0)
-    assert 0 < row["wait_ms"] < 2000
-    row = node.answer(camera, image(at_ns + 1_000_000_000), stage=PLANNING)
-    assert (row["missing_inputs"], row["outcome"]) == (1 << 1, 0)
-    assert 2000 <= row["wait_ms"] < row["total_ms"]
-    node.next_report()
-    values = node.values("planning")
-    assert [values[f"input_odom_{name}"] for name in ("matched", "missing", "waited", "skew_max_ms")] == [
-        "1",
-        "1",
-        "2",
-        "20.000",
-    ]

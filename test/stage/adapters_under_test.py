@@ -9,7 +9,6 @@ Imported by worker processes, which find this folder on PYTHONPATH. A frame's or
 """
 
 import ctypes
-import gc
 import json
 import os
 import resource
@@ -25,7 +24,6 @@ from torchperf_ros.api.errors import BadInput, ConfigError
 from torchperf_ros.api.messages import message_class
 from torchperf_ros.engines.cuda_graph import CaptureFailed
 from torchperf_ros.engines.engine import ENGINES
-from torchperf_ros.workers.control import TierFacts
 
 TRIGGER = "geometry_msgs/msg/PointStamped"
 OUTPUT = "nav_msgs/msg/Path"
@@ -396,13 +394,3 @@ class Joints(Controlled):
 
     def preprocess(self, messages):
         return torch.zeros(1), torch.zeros(1)
-
-
-class Wordy(Controlled):
-    """From its first frame on there is more to say of each tier than a message holds."""
-
-    def preprocess(self, messages):
-        for found in gc.get_objects():
-            if isinstance(found, TierFacts):
-                found.guards = "guard " * 20_000
-        return super().preprocess(messages)

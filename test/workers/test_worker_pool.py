@@ -205,17 +205,3 @@ def test_given_a_model_that_cannot_be_captured_when_started_then_the_next_runs_w
     assert "it cannot be captured; the next worker runs without CUDA graphs" in told
     assert stage.actor.pool.restarts == 1
     assert [setup.device_before for setup in setups] == ["", "cpu"]
-
-
-def test_given_more_to_say_of_the_tiers_than_a_message_holds_then_the_worker_lives_and_says_the_end_of_it(
-    start_own_stage,
-):
-    stage = start_own_stage(adapter="Wordy", backup="none")
-    (pid,) = stage.pids
-    assert stage.ask().outcome is Outcome.ON_TIME
-    wait_until(
-        lambda: stage.actor.pool.workers[0].reported.tiers[0].guards,
-        lambda: "a report after the first frame",
-    )
-    assert stage.actor.pool.workers[0].reported.tiers[0].guards.endswith("guard guard ")
-    assert stage.pids == [pid]
