@@ -101,8 +101,8 @@ def pytest_xdist_make_scheduler(config, log):
             return next((node for node in self.nodes if not node.shutting_down), None)
 
         def remove_node(self, node):
-            # Of a process that crashed, what it had done would be queued again as well, and nobody ends
-            # that.
+            # Of a process that crashed, what it had done would be queued again as well, without
+            # an end.
             units = self.assigned_work[node]
             self.assigned_work[node] = {
                 scope: unit for scope, unit in units.items() if not all(unit.values())

@@ -142,7 +142,7 @@ def test_given_cuda_when_built_as_graphs_then_they_agree_with_eager_at_every_siz
 
 
 def curve_of(*autos, lengths=(1, 30), failed=""):
-    """`auto` runs aoti-dynamic, as many times faster than eager at each length as is said."""
+    """`auto` runs aoti-dynamic, as many times faster than eager at each length as is given."""
     points = []
     for n, ratio in zip(lengths, autos, strict=True):
         for engine, times in {"eager": 1.0, "static": 0.5, "aoti-dynamic": ratio, "auto": ratio}.items():

@@ -20,7 +20,7 @@ from .conftest import ALONE, SMALL
 pytestmark = pytest.mark.ros
 
 ARGUMENTS = {
-    # the budget and the pace leave each frame its time, whatever else runs: frames that are not on time are
+    # the budget and the pace leave each frame its time beside other processes: frames that are not on time are
     # left out
     "overhead": f"--sizes 64x48 --seconds 2 --rate 10 --budget-ms 900 --model-ms 0 {ALONE}",
     "deadline": f"--seconds 2 --beside naive-fifo {SMALL}",

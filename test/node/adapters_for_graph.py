@@ -133,7 +133,7 @@ class Sleeper(torch.nn.Module):
 
 
 class Unbuildable(Obedient):
-    """Fails while its model is built, after it has said what it takes and gives."""
+    """Fails while its model is built, after it has described what it takes and gives."""
 
     def build(self, tier: str) -> torch.nn.Module:
         msg = f"no weights for {tier}"

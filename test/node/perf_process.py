@@ -17,7 +17,7 @@ from torchperf_ros.node.terminal import PROCESS_NAME
 from .warm_process import BASE
 
 ROOT = Path(__file__).resolve().parents[2]
-WITHIN_S = 150.0  # for whatever is waited for; a worker takes seconds to start, and the machine may be busy
+WITHIN_S = 150.0  # for each condition; a worker takes seconds to start, and the machine may be busy
 DOMAIN_ID = 1 + os.getpid() % 100
 
 _FORK_MAIN = "torchperf_ros.worker.fork_main"

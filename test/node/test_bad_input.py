@@ -1,4 +1,4 @@
-"""Whatever is sent to the node: it says what is wrong, counts it, and goes on answering what is right."""
+"""Bad input of each kind: the node says what is wrong, counts it, and goes on answering what is right."""
 
 import math
 import os
@@ -47,7 +47,7 @@ class Car:
         return self.node.answer(self.camera, message)["outcome"] == Outcome.ON_TIME
 
     def reasons(self, name):
-        """What was told on ~/anomaly under this name."""
+        """The messages on ~/anomaly under this name."""
         return [
             status.message
             for array in self.node.anomalies

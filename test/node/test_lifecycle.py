@@ -33,14 +33,14 @@ def nodes(start_node, obedient, orders):
 
 @pytest.fixture
 def node(nodes):
-    """The node that changes its state only when told to, as each test finds it: not configured."""
+    """The node that changes its state only on request, as each test finds it: not configured."""
     node = nodes["waiting"]
     if node.state() == "active":
         node.change_state("deactivate")
     if node.state() == "inactive":
         node.change_state("cleanup")
     assert node.state() == "unconfigured"
-    lifecycle_told(node, "unconfigured")  # what is told from now on is of what the test does
+    lifecycle_told(node, "unconfigured")  # reports from now on are of what the test does
     return node
 
 
@@ -104,7 +104,7 @@ def test_given_each_transition_then_workers_and_answers_follow(node, image):
     node.wait_for(
         lambda: not node.graph.node.count_publishers(f"{node.namespace}/point"), "the publisher to go"
     )
-    lifecycle_told(node, "unconfigured")  # so that what is said of the stage is not of its life before
+    lifecycle_told(node, "unconfigured")  # so that the stage's status is not of its life before
 
     assert node.change_state("configure")
     assert node.change_state("activate")

@@ -122,7 +122,7 @@ def test_given_a_paused_player_when_asked_then_it_plays_the_log_and_once_more(gr
         graph.client(Trigger, f"/player/{name}")
     graph.acquaint(Trigger, "/player/pause", Trigger.Request())  # what it is already
     graph.wait_for(lambda: "paused" in printed(), lambda: f"the line that says so; it printed {printed()}")
-    assert trigger(graph, "pause") == (True, "paused")  # whatever went out before has come by now
+    assert trigger(graph, "pause") == (True, "paused")  # messages that went out before have come by now
     assert frames == []
     assert trigger(graph, "resume") == (True, "playing")
     graph.wait_for(lambda: len(frames) > 2 * FRAMES, "the second round")

@@ -188,7 +188,7 @@ def test_given_a_node_that_is_killed_when_gone_then_its_last_seconds_are_written
 ):
     recorded = Recorded(graph, start_node, obedient, tmp_path)
     recorded.node.answer(recorded.camera, image(width=48))
-    recorded.node.next_report()  # what happened in the last moment is not told yet
+    recorded.node.next_report()  # the last moment is not reported yet
     recorder = recorded.recorder()
     recorded.node.process.send_signal(signal.SIGKILL)
     recorded.node.process.wait()

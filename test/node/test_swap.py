@@ -92,7 +92,7 @@ def swap(node, camera, image, warm_process, tmp_path):
 
 @pytest.fixture
 def refused(node, monkeypatch):
-    """Run `torchperf swap` in this process, which takes less time; returns exit status and what it said."""
+    """Run `torchperf swap` in this process, which takes less time; returns exit status and output."""
     monkeypatch.setenv("ROS_DOMAIN_ID", str(node.graph.context.get_domain_id()))
 
     def ask(*words):

@@ -105,7 +105,7 @@ class Watched:
         return next((s for s in statuses if s.name == name and ord(s.level) == level), None)
 
     def drive(self, until, what, fault=""):
-        """Send images until a condition holds; returns what it said."""
+        """Send images until a condition holds; returns its value."""
         due_s = time.monotonic()
 
         def step():

@@ -335,9 +335,7 @@ def test_given_a_clock_of_a_sensor_that_stands_or_is_set_then_its_scans_count_by
         lane.move()
         assert lane.see(stamped(FREE, stamp_ms)) is None or stamps_ms == range(0, 30)
         refused = lane.rules.sensors[SCAN].refused
-    assert (refused > 20) == (
-        stamps_ms == range(0, 30)
-    )  # so slow a clock cannot be told from growing delays
+    assert (refused > 20) == (stamps_ms == range(0, 30))  # so slow a clock looks like growing delays
 
 
 def test_given_simulated_time_when_it_passes_at_half_speed_then_scans_count_by_their_receipt(lane):
@@ -491,26 +489,6 @@ def test_given_a_sensor_that_was_not_heard_since_activation_then_clearing_is_ref
     assert lane.clear() == ""
 
 
-@pytest.mark.parametrize("active", [True, False])
-@pytest.mark.parametrize("was_pressed", [True, False])
-def test_given_rules_that_are_latched_by_a_button_as_others_were_then_clearing_waits_until_it_is_false(
-    active, was_pressed
-):
-    lane = Lane()
-    lane.rules.deactivate()
-    lane.rules.pressed(["button"] if was_pressed else [])
-    lane.rules.resume(TRIGGER, "button is true", None, lane.clock())
-    if active:
-        lane.rules.activate(lane.clock())
-        lane.see(FREE)
-        lane.see(range_bytes(math.inf), sensor=SONAR)
-        lane.move(0.0)
-    why = lane.clear()
-    assert why == "button is true" if was_pressed else why.startswith("button has not been heard yet")
-    lane.see(bool_bytes(False), sensor=BUTTON)
-    assert lane.clear() == ""
-
-
 # -- how it stops
 
 
@@ -555,7 +533,7 @@ def test_given_a_vehicle_that_stands_or_no_odometry_when_it_stops_then_the_path_
     assert {(pose.pose.orientation.z, pose.pose.orientation.w) for pose in unknown.poses} == {(0.0, 1.0)}
 
 
-# -- what is said of it
+# -- its status
 
 
 def test_given_each_state_when_asked_then_the_status_says_it_with_ages_and_counters(lane):

@@ -283,7 +283,7 @@ def test_given_a_lane_that_is_left_alone_then_it_may_end_once_the_vehicle_stands
     assert inactive.rules.may_end(inactive.now_ns)
 
 
-# -- the invariants, whatever comes
+# -- the invariants, in any order of events
 
 SEQUENCES = int(os.environ.get("TORCHPERF_LANE_SEQUENCES", "60"))
 ODOMETRY = ("fresh", "late", "silent", "frozen", "jumping", "noisy")
@@ -304,8 +304,8 @@ class Stopping(RuleBasedStateMachine):
         self.loop = Loop()
         self.loop.speed = speed
         self.frozen = self.loop.move()
-        self.good = {}  # when each topic said last that all is well, None if it said later that it is not
-        self.button = None  # what it said last, as far as this lane's process can know
+        self.good = {}  # when each topic last reported that all is well, None if it later reported that it is not
+        self.button = None  # its last message, as far as this lane's process can know
         self.beat_ns = None
         self.is_alone = False
         self.unlatched()

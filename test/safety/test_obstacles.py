@@ -72,7 +72,7 @@ def test_given_boxes_seen_from_the_vehicle_when_read_then_they_are_turned_with_i
     own = read(markers_bytes([Box(10.0, 2.0)], frame="base_link"))
     assert own.seen.places[0] == pytest.approx(
         98 + 60j
-    )  # the odometry's own child: whatever obstacles_frame says
+    )  # the odometry's own child, for any obstacles_frame
     assert read(markers_bytes([Box(10.0, 2.0)], frame="base_link"), "optical").seen.places[
         0
     ] == pytest.approx(98 + 60j)
@@ -236,7 +236,7 @@ def test_given_an_object_that_is_not_detected_when_it_was_a_moment_ago_then_it_c
     assert [len(one) for one in places] == [1, 1, 1, 0, 0]
     assert places[:3] == [pytest.approx([116.0 + number], abs=0.3) for number in range(3)]
     found = step(0.0, 2.0, found, number=1, motion=None)
-    assert len(found.seen.yaws) == 0  # without odometry nothing can be said, and an empty array is one
+    assert len(found.seen.yaws) == 0  # without odometry nothing is known, and an empty array is one
 
 
 ONE = markers_bytes([Box(1.0, 2.0)])

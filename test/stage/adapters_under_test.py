@@ -235,7 +235,7 @@ class Fusing(Plain):
 
 
 class UnknownOutput(Plain):
-    """Gives a message type that nobody has installed."""
+    """Gives a message type that is not installed."""
 
     output = "nowhere_msgs/msg/Nothing"
 

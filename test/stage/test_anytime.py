@@ -82,7 +82,7 @@ def test_given_a_step_that_takes_too_long_when_the_deadline_comes_then_the_one_b
     assert x_of(stage, answer) == 12.0
     (handed_on,) = [frame for _, frame in stage.handed_on if frame.seq == answer.frame.seq]
     assert handed_on.stamp_ns == stamp_ns  # it is this frame's own
-    stage.wait_for_workers()  # it was told to stop
+    stage.wait_for_workers()  # it has stopped
     assert stage.ask(x=20.0).outcome is Outcome.ON_TIME
     assert stage.pids == pids
     assert stage.counters.late_results == late_results

@@ -1,4 +1,4 @@
-"""Which message of an input fits a trigger, how long a frame waits for it, and what is told of it."""
+"""Which message of an input fits a trigger, how long a frame waits for it, and which alerts say so."""
 
 import itertools
 import math

@@ -68,7 +68,7 @@ def test_given_a_stage_without_scenes_when_asked_then_it_is_default():
         (math.nan, None, DEFAULT),
         (21.9, None, DEFAULT),
         (22.0, None, HIGHWAY),
-        (2.0, None, DEFAULT),  # slow, but nobody says that it is a car park
+        (2.0, None, DEFAULT),  # slow, but no word says that it is a car park
         (2.0, "car park", PARKING),
         (4.0, "car park", DEFAULT),
         (None, "car park", DEFAULT),

@@ -379,7 +379,7 @@ def test_given_frames_that_are_all_stale_when_answered_then_each_is_held_one_fra
         lambda: all(stage.notes("observed", pid)[-4:] == stamps for pid in stage.pids),
         lambda: f"both observe them: {[stage.notes('observed', pid) for pid in stage.pids]}",
     )
-    assert stage.actor.hedge_rule.retrials == retrials  # that they were late is nobody's fault here
+    assert stage.actor.hedge_rule.retrials == retrials  # no worker is at fault that they were late
 
 
 def test_given_a_stage_that_has_no_output_yet_when_a_frame_is_stale_then_only_the_first_has_nothing(
@@ -405,7 +405,7 @@ def test_given_a_stage_that_has_no_output_yet_when_a_frame_is_stale_then_only_th
 def test_given_an_offset_that_drifts_across_the_budget_when_offered_then_every_frame_is_answered_before_its_run_ends(
     stage,
 ):
-    """With 1 ms left, as with none, nobody waits for the run that begins."""
+    """With 1 ms left, as with none, the stage does not wait for the run that begins."""
     stage.reconfigure(budget_from="stamp", budget_ms=2000.0)
     for age_ms in (1990.0, 1999.9, 2001.0):
         seq, _ = stage.offer({"do": "sleep", "ms": 1500}, stamp_ns=time.time_ns() - round(age_ms * 1e6))
@@ -443,7 +443,7 @@ def test_given_a_stale_frame_that_cannot_be_run_at_all_when_answered_then_that_i
 def test_given_started_frames_of_every_kind_when_observed_then_none_is_seen_twice_and_a_late_one_leaves_a_gap(
     stage, monkeypatch
 ):
-    """The worker that is late sees them all; the other one does not wait for it, and is told of the gap."""
+    """The worker that is late sees them all; the other one does not wait, and hears of the gap."""
     monkeypatch.setattr(
         stage.actor.model.crew.practice, "hedge_rule", HedgeRule()
     )  # what was late before proves nothing here

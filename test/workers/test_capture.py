@@ -47,7 +47,7 @@ def test_given_a_standby_when_the_serving_worker_is_profiled_then_every_frame_is
     stage = start_own_stage(node=evidence)
     stage.ask()
     pids, pool = stage.pids, stage.actor.pool
-    with monkeypatch.context() as patch:  # an error of ours is said, and the next profile goes well
+    with monkeypatch.context() as patch:  # an error of ours is logged, and the next profile goes well
         patch.setattr(type(pool.workers[0]), "command", lambda *_, **__: 1 / 0)
         pool.capture.ask("profile", pool.workers)
         stage.wait_for(

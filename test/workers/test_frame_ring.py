@@ -178,7 +178,7 @@ def test_given_bytes_in_the_slot_when_written_then_they_stay_where_they_are_and_
     ring,
 ):
     reader = FrameReader(ring.fd)
-    assert ring.slot(2) is None  # nobody knows yet how long records are
+    assert ring.slot(2) is None  # the length of records is not known yet
     old = [(*ring.write(seq, [InputBytes(0, 0, 0.0, bytes([seq]) * 200)]), seq) for seq in range(3)]
     slot = ring.slot(2)
     assert len(slot) >= 150
