@@ -46,7 +46,7 @@ PARAMETERS = 117
 DATACLASSES = 209
 SWITCHED_OFF = 6
 """Places where the formatter is switched off: tables."""
-PRIVATE_NAMES_IN_TESTS = 61
+PRIVATE_NAMES_IN_TESTS = 62
 """Uses of `other._name` in tests, but for the names that the standard library documents."""
 DOCUMENTED = {"_exit", "_replace"}
 """Of `os`, and of named tuples."""

@@ -213,7 +213,7 @@ def offered(stranger):
         request = SERVICE.Request(
             parameters=[Parameter(name="perception.fast", value=value)] if package else []
         )
-        result = service.answer(request, SERVICE.Response()).result
+        result = service._answer(request, SERVICE.Response()).result
         return result.successful, result.reason
 
     yield ask, stages

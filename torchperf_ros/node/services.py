@@ -81,6 +81,8 @@ class CaptureServices:
     def _answer(self, kind: str, response: Any) -> Any:  # noqa: ANN401 - rclpy's
         reported = []
         for stage in self._stages():
+            if stage.place:  # the streams of a stage share its workers
+                continue
             try:
                 reported.append(stage.pool.capture.ask(kind, stage.pool.workers))
                 response.success = True
@@ -122,10 +124,9 @@ class SwapService:
         self._last: weakref.ref[Stage] | None = None
         self._looking: threading.Thread | None = None
         self._refused = ""  # why the last one did not begin
-        self._service = node.create_service(SERVICE, "~/swap", self.answer)
+        self._service = node.create_service(SERVICE, "~/swap", self._answer)
 
-    def answer(self, request: Any, response: Any) -> Any:  # noqa: ANN401 - rclpy's
-        """Begin a swap where one is asked for, and say how it goes."""
+    def _answer(self, request: Any, response: Any) -> Any:  # noqa: ANN401 - rclpy's
         try:
             if request.parameters:
                 self._start(request.parameters)
