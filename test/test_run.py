@@ -429,7 +429,7 @@ def test_files_that_run_alone_run_last_and_with_nothing_beside_them(tmp_path):
         f"        open({str(tmp_path / 'log')!r}, 'a').write(f'{{word}} {{__file__}}\\n')\n       "
         " time.sleep(0.2)\n"
     )
-    live = ["node/test_lifecycle", "node/test_watch_live"]
+    live = ["node/test_lifecycle", "node/test_play_to_node"]
     for name in (*live, "frame/test_a", "frame/test_b", "watch/test_c"):
         (tmp_path / "test" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "test" / f"{name}.py").write_text(test)

@@ -43,6 +43,7 @@ LABELS = [
     "deadline_ms",
     "lateness_ms",
     "stale",
+    "stream",
 ]
 MEMORY_LABELS = [
     "node_rss_mib",
