@@ -18,7 +18,7 @@ from rclpy.serialization import deserialize_message
 from sensor_msgs.msg import Image
 from std_srvs.srv import Trigger
 
-from torchperf_ros.observe.recorder.record_schema import schema
+from torchperf_ros.observe.recorder.record_log import schema
 
 pytestmark = pytest.mark.ros
 
