@@ -49,8 +49,10 @@ PARAMETERS = 121
 DATACLASSES = 210
 SWITCHED_OFF = 6
 """Places where the formatter is switched off: tables."""
-PRIVATE_NAMES_IN_TESTS = 89
-"""Uses of `other._name` in tests."""
+PRIVATE_NAMES_IN_TESTS = 35
+"""Uses of `other._name` in tests, but for the names that the standard library documents."""
+DOCUMENTED = {"_exit", "_replace"}
+"""Of `os`, and of named tuples."""
 FIGURES_OF_SPEECH = 0
 """Words that CONVENTIONS replaces by terms and actors: told, said, what of, whatever, nobody."""
 
@@ -127,7 +129,8 @@ def test_given_the_tests_when_searched_then_few_reach_into_other_objects():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Attribute)
         and re.match(r"_[a-z]", node.attr)
-        and ast.unparse(node.value) not in {"self", "cls"}
+        and ast.unparse(node.value) not in {"self", "cls", "super()"}
+        and node.attr not in DOCUMENTED
     ]
     assert len(found) <= PRIVATE_NAMES_IN_TESTS, "\n".join(found)
 
