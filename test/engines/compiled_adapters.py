@@ -4,7 +4,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torchperf_ros.api.adapter import Adapter
-from torchperf_ros.engines import package
+from torchperf_ros.engines import aoti
 
 
 class Mixed(torch.nn.Module):
@@ -165,7 +165,7 @@ class Compiled(Adapter):
     def __init__(self, options, device):
         self.options = options
         if options.get("plain"):
-            package._variants = lambda model, *_: {"plain": (model, False)}
+            aoti._variants = lambda model, *_: {"plain": (model, False)}
 
     def build(self, tier):
         seed = self.options.get("seed", 0)

@@ -8,8 +8,8 @@ import re
 import pytest
 import torch
 
-from torchperf_ros.engines import engine as engine_module
-from torchperf_ros.engines.engine import ENGINES
+from torchperf_ros.engines import engine_table
+from torchperf_ros.engines.engine_table import ENGINES
 from torchperf_ros.engines.package_engine import Built, PackageEngine
 from torchperf_ros.engines.stopwatch import Timing
 from torchperf_ros.settings.build_options import AUTO, BuildOptions
@@ -55,7 +55,7 @@ def engines(monkeypatch, adapters):
         made["timed"].append((list(calls), more))
         return {name: Timing((made["ms"][name],)) for name in calls}
 
-    monkeypatch.setattr(engine_module, "time_interleaved", timed)
+    monkeypatch.setattr(engine_table, "time_interleaved", timed)
     return made
 
 

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.engines.built_tier import BuiltTier, varying_dims
 from torchperf_ros.engines.cuda_graph import GraphReplay
-from torchperf_ros.engines.engine import make_runner
+from torchperf_ros.engines.engine_table import make_runner
 from torchperf_ros.engines.package_engine import export, nested
 from torchperf_ros.engines.parity import check_engine, measure, random_inputs
 from torchperf_ros.settings.build_options import BuildOptions

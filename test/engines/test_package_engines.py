@@ -14,8 +14,10 @@ import pytest
 import torch
 
 from torchperf_ros.engines.built_tier import BuiltTier, scoring_of
-from torchperf_ros.engines.engine import ENGINES, load_ready_package, make_runner
-from torchperf_ros.engines.package_engine import EngineUnavailable, TensorsOnly
+from torchperf_ros.engines.engine import EngineUnavailable
+from torchperf_ros.engines.engine_table import ENGINES, make_runner
+from torchperf_ros.engines.package import users_package
+from torchperf_ros.engines.package_engine import TensorsOnly
 from torchperf_ros.engines.parity import LIMITS, Parity, ParityError, check_engine, random_inputs
 from torchperf_ros.models.camera import CameraAdapter
 from torchperf_ros.settings.build_options import PACKAGE_SUFFIXES, BuildOptions
@@ -101,8 +103,8 @@ def test_given_another_engines_package_when_named_by_the_user_then_its_manifest_
     engine, package, adapters
 ):
     example = adapters.Compiled({}, CPU).example_inputs("full")
-    runner = load_ready_package(package, None, CPU, example, DIMS)
-    assert (runner.engine, runner.static) == (engine, False)
+    runner = users_package(package, None, CPU, example, DIMS)
+    assert (runner.package.engine.name, runner.static) == (engine, False)
     check_engine(adapters.Compiled({}, CPU).build("full").eval(), runner.call, example, {}, "fp32")
 
 
@@ -126,7 +128,7 @@ def test_given_numbers_beyond_the_limit_when_a_detector_is_built_then_its_accura
     assert manifest.parity["loss"] == pytest.approx(0.0, abs=1e-3)
     adapter = CameraAdapter({}, CPU)
     example = adapter.example_inputs("fast")
-    call = load_ready_package(path, None, CPU, example, {}).call
+    call = users_package(path, None, CPU, example, {}).call
     with pytest.raises(ParityError, match=r"the answers' score is 0\.\d+, at least 0\.995 is needed"):
         check_engine(
             adapter.build("full"), call, example, {}, "fp32", scoring=scoring_of(adapter, "full", CPU)
@@ -235,7 +237,7 @@ import signal, threading
 import torch
 from torchperf_ros.settings.build_options import BuildOptions
 from torchperf_ros.engines.built_tier import BuiltTier
-from torchperf_ros.engines.engine import make_runner
+from torchperf_ros.engines.engine_table import make_runner
 
 tier = BuiltTier(torch.nn.Linear(2, 2).eval(), (torch.ones(2, 2),), {}, torch.device("cpu"))
 runners = [make_runner(tier, BuildOptions("openvino")) for _ in range(2)]

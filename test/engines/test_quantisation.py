@@ -12,9 +12,10 @@ import torch
 from torch import nn
 
 from torchperf_ros.engines.built_tier import BuiltTier, read_frames, scoring_of, write_frames
-from torchperf_ros.engines.engine import ENGINES, make_runner
+from torchperf_ros.engines.engine import EngineUnavailable
+from torchperf_ros.engines.engine_table import ENGINES, make_runner
 from torchperf_ros.engines.fingerprint import identify
-from torchperf_ros.engines.package_engine import Built, EngineUnavailable, export
+from torchperf_ros.engines.package_engine import Built, export
 from torchperf_ros.engines.parity import LIMITS, measure, random_inputs
 from torchperf_ros.engines.quantisation import int8_in_package, layers_of, quantise_static, why_no_int8
 from torchperf_ros.settings.build_options import BuildOptions
@@ -123,7 +124,7 @@ def test_given_a_graph_that_would_run_in_fp32_when_built_then_it_is_refused_and_
             package.writestr("model/code.cpp", "int main() {}")
         return Built("")
 
-    monkeypatch.setattr("torchperf_ros.engines.package.build_package", without_kernels)
+    monkeypatch.setattr("torchperf_ros.engines.aoti.build_package", without_kernels)
     own = tier(model, (torch.ones(1, 3, 16, 16),))
     with pytest.raises(EngineUnavailable, match=why):
         ENGINES[engine].build(own, BuildOptions(engine, precision=precision), tmp_path / "model")

@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 
-from torchperf_ros.engines.engine import load_ready_package
+from torchperf_ros.engines.package import users_package
 from torchperf_ros.engines.parity import check_engine
 from torchperf_ros.workers.package_manifest import PackageError, manifest_path
 
@@ -47,9 +47,9 @@ def mine(built, tmp_path):
 def test_given_a_package_with_its_manifest_when_loaded_then_it_runs_and_its_manifest_says_for_which_sizes(
     mine, adapters, which, static
 ):
-    runner = load_ready_package(mine(which), None, CPU, example_of(), DIMS)
+    runner = users_package(mine(which), None, CPU, example_of(), DIMS)
     assert runner.static is static
-    assert len(runner.package) == 32
+    assert len(runner.package.key) == 32
     with torch.inference_mode(mode=False):
         eager = adapters.Compiled({}, CPU).build("full").eval()
     check_engine(eager, runner.call, example_of(), {} if static else DIMS, "fp32")
@@ -58,7 +58,7 @@ def test_given_a_package_with_its_manifest_when_loaded_then_it_runs_and_its_mani
 def test_given_a_package_with_a_checksum_only_when_loaded_then_it_runs_the_examples_sizes_only(mine):
     path = mine("dynamic", manifest=False)
     sign(path)
-    runner = load_ready_package(path, None, CPU, example_of(), DIMS)
+    runner = users_package(path, None, CPU, example_of(), DIMS)
     assert runner.static
 
 
@@ -66,7 +66,7 @@ def test_given_a_package_for_other_ranges_when_loaded_then_both_are_said(mine):
     with pytest.raises(
         PackageError, match=r"dynamic dimensions \[\[0, 0, 1, 8\].*declares \[\[0, 0, 1, 16\]"
     ):
-        load_ready_package(mine("dynamic"), None, CPU, example_of(), {0: {0: (1, 16)}, 1: {0: (1, 16)}})
+        users_package(mine("dynamic"), None, CPU, example_of(), {0: {0: (1, 16)}, 1: {0: (1, 16)}})
 
 
 def test_given_no_manifest_and_no_checksum_or_another_when_loaded_then_it_is_refused_and_says_how_to_make_one(
@@ -76,11 +76,11 @@ def test_given_no_manifest_and_no_checksum_or_another_when_loaded_then_it_is_ref
     with pytest.raises(
         PackageError, match="neither a manifest nor static.pt2.sha256: `sha256sum static.pt2` makes"
     ):
-        load_ready_package(path, None, CPU, example_of(), {})
+        users_package(path, None, CPU, example_of(), {})
     for digest in ("0" * 64, " "):
         sign(path, digest)
         with pytest.raises(PackageError, match=r"has the SHA-256 .*; static.pt2.sha256 says"):
-            load_ready_package(path, None, CPU, example_of(), {})
+            users_package(path, None, CPU, example_of(), {})
 
 
 @pytest.mark.parametrize("change", [{"torch": "1.0"}, {"signature": ["f"]}])
@@ -92,7 +92,7 @@ def test_given_a_package_for_another_torch_machine_or_signature_when_loaded_then
     with pytest.raises(
         PackageError, match=rf"static.pt2 was built for .*; this is {torch.__version__[:4]}"
     ):
-        load_ready_package(path, None, CPU, example_of(), {})
+        users_package(path, None, CPU, example_of(), {})
 
 
 def test_given_another_kind_of_file_when_loaded_then_it_says_so(tmp_path):
@@ -100,7 +100,7 @@ def test_given_another_kind_of_file_when_loaded_then_it_says_so(tmp_path):
     path.write_bytes(b"no archive")
     sign(path)
     with pytest.raises(PackageError, match=r"other.pt2 cannot be loaded by torch"):
-        load_ready_package(path, None, CPU, example_of(), {})
+        users_package(path, None, CPU, example_of(), {})
 
 
 X = torch.tensor([1.0, 2.0])
@@ -122,12 +122,12 @@ X = torch.tensor([1.0, 2.0])
     ],
 )
 def test_given_outputs_when_tried_then_only_what_cannot_be_right_is_refused(mine, monkeypatch, call, said):
-    monkeypatch.setattr("torchperf_ros.engines.package.load_package", lambda path, device: call)
+    monkeypatch.setattr("torchperf_ros.engines.aoti.load_package", lambda path, device: call)
     if said:
         with pytest.raises(PackageError, match=said):
-            load_ready_package(mine(), None, CPU, example_of(), {})
+            users_package(mine(), None, CPU, example_of(), {})
     else:
-        assert load_ready_package(mine(), None, CPU, example_of(), {}).call is call
+        assert users_package(mine(), None, CPU, example_of(), {}).call is call
 
 
 def test_given_inputs_that_cannot_vary_when_tried_then_equal_outputs_are_no_reason_to_refuse(
@@ -135,7 +135,5 @@ def test_given_inputs_that_cannot_vary_when_tried_then_equal_outputs_are_no_reas
 ):
     path, example = mine(), (torch.tensor([4, 4]),)
     edit_identity(path, signature=["int64 2"])
-    monkeypatch.setattr(
-        "torchperf_ros.engines.package.load_package", lambda path, device: lambda i: i.float()
-    )
-    load_ready_package(path, None, CPU, example, {})
+    monkeypatch.setattr("torchperf_ros.engines.aoti.load_package", lambda path, device: lambda i: i.float())
+    users_package(path, None, CPU, example, {})

@@ -1,6 +1,7 @@
 import math
 import time
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from torchperf_ros.engines.device import Device, choose_device
 from torchperf_ros.engines.engine import Runner
 from torchperf_ros.engines.outputs import tensors_in
+from torchperf_ros.engines.package import Package
 from torchperf_ros.worker.tier import InvalidOutput, OutputCheck, Tier
 from torchperf_ros.workers.calibration import Calibration
 from torchperf_ros.workers.control import TierFacts
@@ -86,7 +88,7 @@ def engine(*errors, model=None, eager=True):
     model = model or Counting()
     tier = Tier(
         TierFacts("full", "aoti"),
-        Runner(call, graphs=1, package="key"),
+        Runner(call, graphs=1, package=Package(Path("model.pt2"), "key", None)),
         model if eager else None,
         Device(torch.device("cpu"), 1),
         said.append,

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,10 @@ class BuiltTier:
     device: torch.device
     scoring: Scoring | None = field(default=None, kw_only=True)
     frames: Sequence[Inputs] = field(default=(), kw_only=True)
+
+    def narrowed(self, options: BuildOptions) -> "BuiltTier":
+        """The same with those dimensions only that an engine with these options has to let vary."""
+        return replace(self, dims=varying_dims(options, self.dims))
 
     def usual_inputs(self) -> Sequence[Inputs]:
         """Inputs as frames have them.

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from torchperf_ros.engines.aoti import load_package
 from torchperf_ros.engines.built_tier import BuiltTier, Call
-from torchperf_ros.engines.package import load_package
 from torchperf_ros.engines.package_engine import Built, FlatCall, PackageEngine, check_count, exported
 from torchperf_ros.engines.parity import DynamicDims
 from torchperf_ros.engines.quantisation import int8_in_onnx, quiet_log

@@ -1,12 +1,11 @@
-"""Engines that run a package.
-
-A model that was built ahead of time into one file, and is loaded in milliseconds.
-"""
+"""Engines that build a model into a file ahead of time, which is loaded in milliseconds: the artefact of `package`."""
 
 import hashlib
 import inspect
 import json
-from abc import ABC, abstractmethod
+import tempfile
+import time
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,8 +15,8 @@ from typing import Any, ClassVar
 import torch
 from torch.utils import _pytree as pytree
 
-from torchperf_ros.api.errors import TorchperfError
 from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs
+from torchperf_ros.engines.engine import Engine, EngineUnavailable, Runner, from_front
 from torchperf_ros.engines.kept_state import KeptState
 from torchperf_ros.engines.model_transforms import matrix_precision, transform
 from torchperf_ros.engines.outputs import described
@@ -27,6 +26,7 @@ from torchperf_ros.settings.build_options import (
     INT8_PRECISIONS,
     INT8_STATIC,
     OF_PARTS,
+    PACKAGE_SUFFIXES,
     PRECISIONS,
     BuildOptions,
     installed,
@@ -36,10 +36,6 @@ from torchperf_ros.workers.package_manifest import PackageError
 FlatCall = Callable[..., Sequence[torch.Tensor]]
 
 _FEWEST = 2  # torch.export takes sizes of 0 and 1 for constants
-
-
-class EngineUnavailable(TorchperfError):
-    """An engine cannot run this here: its library is absent, or it lacks the device, precision or sizes."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +58,7 @@ class Built:
     int8: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
-class PackageEngine(ABC):
+class PackageEngine(Engine):
     """One way to build and run packages; it imports its library in `convert` and `open`, nowhere else.
 
     Attributes:
@@ -72,7 +68,6 @@ class PackageEngine(ABC):
         dynamic: whether sizes may vary.
     """
 
-    name: ClassVar[str]
     distributions: ClassVar[tuple[str, ...]] = ()
     build_distributions: ClassVar[tuple[str, ...]] = ()
     precisions: ClassVar[Mapping[str, Sequence[str]]] = {
@@ -83,45 +78,39 @@ class PackageEngine(ABC):
 
     @property
     def version(self) -> str:
-        """The library with its version, for example `openvino 2026.4.1`.
-
-        "" where torch is all, or it is absent.
-        """
+        """The library with its version, for example `openvino 2026.4.1`; "" where torch is all, or it is absent."""
         return installed(self.distributions)
 
     def why_not(self, options: BuildOptions, dynamic_dims: DynamicDims, device: torch.device) -> str:
-        """Why it cannot run what these options describe here.
-
-        Empty: it can. Nothing is imported for that.
-        """
+        able, name = self.precisions.get(device.type), f"engine {self.name}"
         if self.distributions and not self.version:
             return self._needs(self.distributions[0])
-        able = self.precisions.get(device.type)
         if not able:
-            return (
-                f"engine {self.name} runs on {' and '.join(self.precisions)}; the device here is {device}"
-            )
+            return f"{name} runs on {' and '.join(self.precisions)}; the device here is {device}"
         if options.precision not in able:
-            return (
-                f"engine {self.name} has no precision {options.precision} on {device.type}; it has"
-                f" {', '.join(able)}"
-            )
-        if options.cuda_graphs and self.distributions:
-            return f"engine {self.name} cannot be captured: cuda_graphs has to be false"
-        if options.parts:
-            return f"engine {self.name} takes whole models only; engine {OF_PARTS} takes parts"
-        fixed = dynamic_dims and not self.dynamic
-        return f"engine {self.name} runs fixed sizes only; dynamic has to be never" if fixed else ""
+            return f"{name} has no precision {options.precision} on {device.type}; it has {', '.join(able)}"
+        reasons = {
+            "cannot be captured: cuda_graphs has to be false": options.cuda_graphs and self.distributions,
+            f"takes whole models only; engine {OF_PARTS} takes parts": options.parts,
+            "runs fixed sizes only; dynamic has to be never": dynamic_dims and not self.dynamic,
+        }
+        return next((f"{name} {why}" for why, holds in reasons.items() if holds), "")
 
     def _needs(self, distribution: str) -> str:
         return (
             f"engine {self.name} needs the package {distribution}: pip install 'torchperf-ros[{self.name}]'"
         )
 
-    def check(self, options: BuildOptions, dynamic_dims: DynamicDims, device: torch.device) -> None:
-        """Raise `EngineUnavailable` with what `why_not` gives."""
-        if why := self.why_not(options, dynamic_dims, device):
-            raise EngineUnavailable(why)
+    def prepare(self, tier: BuiltTier, options: BuildOptions) -> Runner:
+        """Build a package that nothing keeps, and load it."""
+        started = time.perf_counter()
+        with tempfile.TemporaryDirectory(prefix="torchperf_") as folder:
+            path = Path(folder) / f"model{PACKAGE_SUFFIXES[self.name]}"
+            with torch.inference_mode(mode=False):
+                plain = replace(tier, example=tuple(tensor.clone() for tensor in tier.example))
+                built = self.build(plain, options, path)
+            call = self.load(path, built.outputs, options, tier.device)
+        return Runner(call, graphs=1, static=not tier.dims, compile_s=time.perf_counter() - started)
 
     def build(self, tier: BuiltTier, options: BuildOptions, path: Path) -> Built:
         """Export a model, which stays as it is, and build the file `path`.
@@ -141,31 +130,29 @@ class PackageEngine(ABC):
             there = layers_of(export(tier.model, tier.example, tier.dims).graph)
             if why := why_not_int8(options.precision, there):
                 raise EngineUnavailable(f"precision {options.precision}: {why}")
-        prepared = transform(tier.model, self.for_model(options), tier.device, tier.example)
-        outputs = "" if options.parts else plain_outputs(tier)
-        model = TensorsOnly(prepared) if outputs else prepared
+        model = transform(tier.model, self.for_model(options), tier.device, tier.example)
+        outputs = plain_outputs(tier)
         with matrix_precision(options.precision, tier.device):
-            built = self.convert(replace(tier, model=model), options, path)
-        if outputs:
-            built = replace(built, outputs=outputs)
-        if not there:
-            return built
-        share = int8_share(there, built.left, self.in_int8(path))
-        if not any(count["int8"] for count in share.values()):
-            layers = ", ".join(
-                f"{count['quantised']} of {count['there']} {kind}" for kind, count in share.items()
-            )
-            why = (
-                f"{layers} are quantised, none runs in int8 as {self.name} has compiled it, all in floating"
-                " point"
-            )
-            raise EngineUnavailable(f"precision {options.precision}: {why}")
-        return replace(built, int8=share)
+            prepared = replace(tier, model=TensorsOnly(model) if outputs else model)
+            built = self.convert(prepared, options, path)
+        if there:
+            share = int8_share(there, built.left, self.in_int8(path))
+            if not any(count["int8"] for count in share.values()):
+                layers = ", ".join(
+                    f"{count['quantised']} of {count['there']} {kind}" for kind, count in share.items()
+                )
+                raise EngineUnavailable(
+                    f"precision {options.precision}: {layers} are quantised, none runs in int8 as"
+                    f" {self.name} has compiled it, all in floating point"
+                )
+            built = replace(built, int8=share)
+        return replace(built, outputs=outputs) if outputs else built
 
     def load(self, path: Path, outputs: str, options: BuildOptions, device: torch.device) -> Call:
         """Load a checked package, maybe native code, with its build's `outputs`.
 
-        A `PackageError` if that fails.
+        Raises:
+            PackageError: the library cannot load it.
         """
         try:
             call = self.open(path, options, device)
@@ -243,12 +230,6 @@ def _by_argument(model: torch.nn.Module, shapes: Sequence[Any]) -> tuple[Any, ..
         if parameter.kind is parameter.VAR_POSITIONAL:
             return (*shapes[:place], tuple(shapes[place:]))
     return tuple(shapes)
-
-
-def from_front(dynamic_dims: DynamicDims, example: Inputs) -> DynamicDims:
-    """The same with every dimension counted from the first, as compilers want them."""
-    rank = [tensor.dim() for tensor in example]
-    return {i: {dim % rank[i]: span for dim, span in spans.items()} for i, spans in dynamic_dims.items()}
 
 
 def written_to(program: torch.export.ExportedProgram) -> list[str]:

@@ -148,7 +148,7 @@ class Tier:
         """
         self.facts = facts
         facts.graphs, facts.breaks, facts.cache_hits = runner.graphs, runner.breaks, runner.cache_hits
-        facts.package, facts.parts = runner.package, runner.parts
+        facts.package = runner.package.key if runner.package else ""
         self._engine: Call = runner.call
         self._shapes = shapes
         self._call_for: Callable[[Inputs], Call] = shapes.call_for if shapes else lambda _: self._engine

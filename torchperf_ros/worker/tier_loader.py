@@ -1,6 +1,7 @@
-"""Makes each tier ready to run.
+"""Makes each tier ready to run, by the engine that was asked for if it is there and right, else by eager.
 
-By the engine that was asked for if it is there and right, else by eager.
+The way of a tier: its adapter's model (`BuiltTier`), an engine or a package that makes a `Runner` of it, the comparison
+with eager, a `ShapeRunner` for other sizes, and the `Tier` that the session runs.
 """
 
 import functools
@@ -17,22 +18,14 @@ from torchperf_ros.api.errors import ConfigError, one_line
 from torchperf_ros.engines.built_tier import BuiltTier, Inputs, build_model, scoring_of, varying_dims
 from torchperf_ros.engines.cuda_graph import CaptureFailed
 from torchperf_ros.engines.device import Device
-from torchperf_ros.engines.engine import (
-    ENGINES,
-    Runner,
-    choice_of,
-    finished,
-    identity_of,
-    load_ready_package,
-    make_runner,
-    open_package,
-)
+from torchperf_ros.engines.engine import EngineUnavailable, Runner, finished
+from torchperf_ros.engines.engine_table import ENGINES, candidates_of, identity_of, make_runner
 from torchperf_ros.engines.fingerprint import code_hash, files_hash, identify, weights_hash
 from torchperf_ros.engines.kept_state import KeptState
-from torchperf_ros.engines.package_engine import EngineUnavailable
+from torchperf_ros.engines.package import Package, users_package
 from torchperf_ros.engines.parity import Parity, ParityError, check_engine, depends_on_state, random_inputs
 from torchperf_ros.engines.shape_runner import ShapeRunner
-from torchperf_ros.settings.build_options import AUTO, PACKAGE_SUFFIXES, BuildOptions
+from torchperf_ros.settings.build_options import AUTO, BuildOptions
 from torchperf_ros.worker.tier import InvalidOutput, OutputCheck, Tier
 from torchperf_ros.workers.control import TierFacts
 from torchperf_ros.workers.engine_choice import EAGER
@@ -42,6 +35,7 @@ from torchperf_ros.workers.worker_setup import WorkerSetup
 
 _NOT_YET = "not compiled yet"
 _PROBE = 77  # the seed of inputs that no check draws
+_SEEDS = 2  # of random inputs that a worker compares; a build compares more
 
 
 class TierLoader:
@@ -78,24 +72,17 @@ class TierLoader:
         example = self._device.to_device(self._adapter.example_inputs(name))
         if self._adapter.anytime and package:
             raise ConfigError(f"tier {name}: package {package} cannot be: an anytime model runs in eager")
-        hashes: tuple[str, ...] | None = None
+        hashes: tuple[str, ...] = ()
         if package:
-            with torch.inference_mode(mode=False):
-                runner = load_ready_package(
-                    Path(package),
-                    setup.package_dirs,
-                    self._on,
-                    example,
-                    varying_dims(options, self._dims),
-                )
-                runner = finished(runner, replace(options, engine="aoti"), example, self._on)
-            hashes = runner.model
+            runner = self._users(Path(package), options, example)
+            hashes = _hashes_of(runner)
             tier = self._with_package(name, runner, options, example, strict=setup.swapped == number)
         else:
             model = self._model(name)
             if setup.identify:  # what a replay's outputs depend on, `preprocess` and `postprocess` too
                 hashes = weights_hash(model), code_hash(model), files_hash(type(self._adapter))
-            tier = self._with_engine(name, self._built(name, model, example), options)
+            built = self._built(name, model, example, options)
+            tier = self._anytime(built, name, options) or self._with_engine(name, built, options)
         if hashes and setup.identify:
             tier.facts.model = hashlib.sha256("".join(hashes).encode()).hexdigest()
         tier.facts.load_s = time.monotonic() - started_s
@@ -108,9 +95,8 @@ class TierLoader:
         if model is None or kept is None or not kept.has_changed:
             return
         try:
-            inputs = random_inputs(
-                self._device.to_device(example), _PROBE
-            )  # others than those of the runs before
+            # Other inputs than those of the runs before.
+            inputs = random_inputs(self._device.to_device(example), _PROBE)
             depends_on_state(model, kept, inputs, model(*inputs))
         except Exception:  # a model may not take inputs that are drawn
             kept.restore()
@@ -120,18 +106,30 @@ class TierLoader:
         self._models[name] = model, KeptState(model)
         return model
 
+    def _built(
+        self, name: str, model: torch.nn.Module, example: Inputs, options: BuildOptions
+    ) -> BuiltTier:
+        dims, scoring = varying_dims(options, self._dims), scoring_of(self._adapter, name, self._on)
+        return BuiltTier(model, example, dims, self._on, scoring=scoring)
+
+    def _users(self, path: Path, options: BuildOptions, example: Inputs) -> Runner:
+        dims = varying_dims(options, self._dims)
+        with torch.inference_mode(mode=False):
+            runner = users_package(path, self._setup.package_dirs, self._on, example, dims)
+            return finished(runner, replace(options, engine="aoti"), example, self._on)
+
     def _with_package(
         self, name: str, runner: Runner, options: BuildOptions, example: Inputs, *, strict: bool
     ) -> Tier:
-        """A user's package.
-
-        Compared with what the adapter builds, if it can, and with its results if it is that model.
+        """A user's package, compared with what the adapter builds, if it can; also by results if it is that model.
 
         Raises:
             ParityError: it differs, and it is `strict`: being swapped in. Otherwise the adapter's model
                 runs in eager.
         """
-        eager, facts, parity = None, TierFacts(name, runner.engine), None
+        assert runner.package
+        eager, parity = None, None
+        facts = TierFacts(name, runner.package.engine.name)
         try:
             with torch.inference_mode(mode=False):
                 eager = self._model(name)
@@ -141,18 +139,9 @@ class TierLoader:
         try:
             if eager is not None:
                 OutputCheck(eager(*example), fixed_sizes=True).check(runner.call(*example))
-                if runner.model == identity:
-                    tier = self._built(name, eager, example)
-                    parity = check_engine(
-                        eager,
-                        runner.call,
-                        example,
-                        {},
-                        options.precision,
-                        2,
-                        tier.scoring,
-                        known=runner.known,
-                    )
+                if _hashes_of(runner) == identity:
+                    tier = replace(self._built(name, eager, example, options), dims={})
+                    parity = self._checked(tier, runner, options)
                 else:
                     eager = None  # another model: it is no stand-in
                     del self._models[name]
@@ -161,67 +150,68 @@ class TierLoader:
             if strict or eager is None:
                 raise
             self._say(f"tier {name} runs in eager: its package is refused: {error}")
-            return Tier(TierFacts(name, "eager", str(error)), Runner(eager), eager, self._device, self._say)
+            return self._eager(TierFacts(name, EAGER, str(error)), eager)
         return Tier(facts, runner, eager, self._device, self._say, shapes)
 
-    def _built(self, name: str, model: torch.nn.Module, example: Inputs) -> BuiltTier:
-        scoring = scoring_of(self._adapter, name, self._on)
-        return BuiltTier(model, example, self._dims, self._on, scoring=scoring)
+    def _anytime(self, tier: BuiltTier, name: str, options: BuildOptions) -> Tier | None:
+        if not self._adapter.anytime:
+            return None
+        why = "" if options.engine == EAGER else "an anytime model's steps are eager"
+        steps = functools.partial(self._adapter.steps, tier.model)
+        facts, runner = TierFacts(name, EAGER, why), Runner(tier.model)
+        return Tier(facts, runner, tier.model, self._device, self._say, steps=steps)
+
+    def _eager(self, facts: TierFacts, model: torch.nn.Module) -> Tier:
+        return Tier(facts, Runner(model), model, self._device, self._say)
 
     def _with_engine(self, name: str, tier: BuiltTier, options: BuildOptions) -> Tier:
-        facts, names_engine, model = TierFacts(name, options.engine), False, tier.model
-        if self._adapter.anytime:
-            facts = TierFacts(
-                name, "eager", "" if options.engine == "eager" else "an anytime model's steps are eager"
-            )
-            steps = functools.partial(self._adapter.steps, model)
-            return Tier(facts, Runner(model), model, self._device, self._say, steps=steps)
-        runner, shapes, identity, parity = Runner(model), None, None, None
+        facts, model, said = TierFacts(name, options.engine), tier.model, f"tier {name} runs in eager: "
+        runner: Runner | None = None
         try:
+            identity = None
             if options.engine == AUTO:
                 options, identity = self._chosen(tier, options, facts)
-            runner = self._runner(name, tier, options, identity) or runner
-            if runner.call is not model:
-                dims = varying_dims(options, self._dims)
-                parity = check_engine(
-                    model,
-                    runner.call,
-                    tier.example,
-                    dims,
-                    options.precision,
-                    2,
-                    tier.scoring,
-                    known=runner.known,
-                )
-            shapes = self._fitted(name, runner, model, options, tier.example, parity)
+            runner = self._runner(name, tier, options, identity)
+            parity = None if runner is None else self._checked(tier, runner, options)
+            shapes = self._fitted(name, runner or Runner(model), model, options, tier.example, parity)
+            if runner is not None:
+                facts.parts = options.parts if options.engine == "compile" else ""
+                return Tier(facts, runner, model, self._device, self._say, shapes)
+            facts.why = _NOT_YET
         except (ConfigError, CaptureFailed):
             raise
         except ParityError as error:
-            if (
-                runner.package
-            ):  # out of date in a way that its key does not show; built anew, it is checked again
-                self._remove(self._cache.folder / f"{runner.package}{PACKAGE_SUFFIXES[options.engine]}")
+            if runner and runner.package:
+                # It is out of date in a way that its key does not show. Built anew, it is checked again.
+                self._remove(runner.package.path)
                 self.missing.append(name)
             facts.why = f"refused: {error}"
+            self._say(f"{said}{options.label} {facts.why}")
         except EngineUnavailable as error:
-            facts.why, names_engine = str(error), True
-        except (
-            Exception
-        ) as error:  # the compiler's boundary: a model that it cannot take runs in eager, and says why
-            if (
-                self._device.is_cuda and options != options.without_graphs()
-            ):  # it may have failed in a capture
-                raise CaptureFailed(f"tier {name}: {options.label}: {one_line(error)}") from error
+            facts.why = str(error)
+            self._say(f"{said}{facts.why}")
+        except Exception as error:  # the compiler's boundary: the model may be one that it cannot take
             facts.why = one_line(error)
-        if facts.why:
-            self._say(
-                f"tier {name} runs in eager: {'' if names_engine else options.label + ' '}{facts.why}"
-            )
-        elif options.engine != "eager" and runner.call is model:
-            facts.why = _NOT_YET
-        if facts.why:
-            facts.engine, runner, shapes = "eager", Runner(model), None
-        return Tier(facts, runner, model, self._device, self._say, shapes)
+            if self._device.is_cuda and options != options.without_graphs():
+                raise CaptureFailed(f"tier {name}: {options.label}: {facts.why}") from error
+            self._say(f"{said}{options.label} {facts.why}")
+        facts.engine = EAGER
+        return self._eager(facts, model)
+
+    def _checked(self, tier: BuiltTier, runner: Runner, options: BuildOptions) -> Parity | None:
+        """How far a runner is from eager, None where it is eager itself; a `ParityError` if that is too far."""
+        if runner.call is tier.model:
+            return None
+        return check_engine(
+            tier.model,
+            runner.call,
+            tier.example,
+            tier.dims,
+            options.precision,
+            _SEEDS,
+            tier.scoring,
+            known=runner.package.parity if runner.package else None,
+        )
 
     def _fitted(
         self,
@@ -249,7 +239,7 @@ class TierLoader:
             options.precision,
             parity,
             unpad=self._adapter.unpad,
-            dynamic_engine=options.engine == "eager" or bool(varying_dims(options, self._dims)),
+            dynamic_engine=options.engine == EAGER or bool(varying_dims(options, self._dims)),
             static=runner.static,
         )
         fitted.warm_up()
@@ -260,42 +250,33 @@ class TierLoader:
     def _chosen(
         self, tier: BuiltTier, options: BuildOptions, facts: TierFacts
     ) -> tuple[BuildOptions, Identity]:
-        engines, identity = choice_of(replace(tier, dims=varying_dims(options, self._dims)), options)
+        """The options with the engine that auto has chosen, if it has, and what that engine's package is kept under."""
+        engines, identity = candidates_of(tier, options)
         self._cache.check_private()
         choice = self._cache.choice(identity)
         if choice is None or choice.engine not in {EAGER, *(engine.name for engine in engines)}:
             return options, identity
         facts.engine, facts.choice = choice.engine, choice.words
-        options = options.with_engine(choice.engine)
-        return options, (
-            identity if choice.engine == EAGER else identity_of(identity, ENGINES[choice.engine])
-        )
+        if choice.engine != EAGER:
+            identity = identity_of(identity, ENGINES[choice.engine])
+        return options.with_engine(choice.engine), identity
 
     def _runner(
         self, name: str, tier: BuiltTier, options: BuildOptions, identity: Identity | None
     ) -> Runner | None:
         """The engine, unchecked; None where it has to be compiled first."""
-        if options.engine == "eager" or (options.engine == "compile" and self._setup.compile):
+        if options.engine == EAGER or (options.engine == "compile" and self._setup.compile):
             return make_runner(tier, options)
         if engine := ENGINES.get(options.engine):
-            tier = replace(tier, dims=varying_dims(options, self._dims))
             engine.check(options, tier.dims, self._on)
             identity = identity or identify(tier, options, engine.version)
             path = self._cache.path(identity)
             self._cache.check_private()
             try:
                 if path.exists():
-                    manifest = check_package(path, identity)
+                    package = Package(path, identity.key, check_package(path, identity))
                     self._cache.used(path)
-                    return open_package(
-                        path,
-                        manifest,
-                        options,
-                        tier,
-                        package=identity.key,
-                        static=not identity.dynamic,
-                        known=Parity.read(manifest.parity),
-                    )
+                    return finished(package.runner(self._on), options, tier.example, self._on)
             except PackageError as error:
                 self._say(f"{error}; it is built anew")
                 self._remove(path)
@@ -307,3 +288,9 @@ class TierLoader:
             self._cache.remove(package)
         except ConfigError as error:
             self._say(str(error))
+
+
+def _hashes_of(runner: Runner) -> tuple[str, ...]:
+    """Weights and code of what a package was built from, as far as its manifest says so."""
+    identity = runner.package.identity if runner.package else None
+    return (identity.weights, identity.code) if identity else ()
