@@ -44,35 +44,6 @@ class Counting(torch.nn.Module):
         return self.layer(x) + self.calls
 
 
-class Block(torch.nn.Module):
-    """It takes a keyword and returns a tuple; the last of its values is none."""
-
-    def __init__(self, width=4):
-        super().__init__()
-        self.layer, self.norm = torch.nn.Linear(width, width), torch.nn.LayerNorm(width)
-        torch.nn.init.normal_(self.norm.weight)  # as trained: equal ones would become part of the graph
-        torch.nn.init.normal_(self.norm.bias)
-
-    def forward(self, x, *, scale=1.0):
-        x = x + scale * torch.tanh(self.layer(self.norm(x)))
-        return x, x.sum(-1), None
-
-
-class Blocks(torch.nn.Module):
-    """Five equal blocks, the last of which is called twice."""
-
-    def __init__(self, count):
-        super().__init__()
-        self.blocks = torch.nn.ModuleList([Block() for _ in range(count)])
-
-    def forward(self, x, mask):
-        sums = []
-        for block in [*self.blocks, self.blocks[-1]]:
-            x, total, _ = block(x, scale=0.5)
-            sums.append(total * mask.sum(-1))
-        return x, torch.stack(sums)
-
-
 class Sign(torch.nn.Module):
     """It looks at values, so that it cannot be exported."""
 
@@ -158,7 +129,6 @@ class Compiled(Adapter):
         "full": (Mixed, 16),
         "fast": (Mixed, 4),
         "untraceable": (Untraceable, 4),
-        "blocks": (Blocks, 5),
         "split": (Split, 16),
     }
 

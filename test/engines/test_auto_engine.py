@@ -8,8 +8,8 @@ import re
 import pytest
 import torch
 
-from torchperf_ros.engines import engine_table
-from torchperf_ros.engines.engine_table import ENGINES
+from torchperf_ros.engines import package
+from torchperf_ros.engines.package import ENGINES
 from torchperf_ros.engines.package_engine import Built, PackageEngine
 from torchperf_ros.engines.stopwatch import Timing
 from torchperf_ros.settings.build_options import AUTO, BuildOptions
@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 class Pretended(PackageEngine):
     """Runs what the adapter builds; its file is empty."""
 
-    distributions = ()
+    keeps_nest = True
 
     def __init__(self, name, adapters, seed=0):
         self.name, self.adapters, self.seed, self.built, self.can = name, adapters, seed, 0, True
@@ -55,7 +55,7 @@ def engines(monkeypatch, adapters):
         made["timed"].append((list(calls), more))
         return {name: Timing((made["ms"][name],)) for name in calls}
 
-    monkeypatch.setattr(engine_table, "time_interleaved", timed)
+    monkeypatch.setattr(package, "time_interleaved", timed)
     return made
 
 

@@ -14,15 +14,12 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.engines.built_tier import BuiltTier, varying_dims
-from torchperf_ros.engines.cuda_graph import GraphReplay
-from torchperf_ros.engines.engine_table import make_runner
+from torchperf_ros.engines.engine import GraphReplay
+from torchperf_ros.engines.package import make_runner
 from torchperf_ros.engines.package_engine import export, nested
 from torchperf_ros.engines.parity import check_engine, measure, random_inputs
 from torchperf_ros.settings.build_options import BuildOptions
-
-from .compiled_adapters import Mixed
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 X = torch.ones(2)
@@ -141,14 +138,6 @@ def test_given_an_example_of_batch_1_when_exported_then_no_declared_size_is_take
     assert len({str(shape[dim]) for dim in declared}) == len(declared)
 
 
-def test_given_inputs_that_share_a_range_when_exported_then_they_are_one_size():
-    example = (torch.zeros(1, 4), torch.ones(1, 3, dtype=torch.int64))
-    program = export(Mixed(4).eval(), example, {0: {0: (1, 8)}, 1: {-2: (1, 8)}})
-    sizes = [str(node.meta["val"].shape[0]) for node in program.graph.nodes if node.name in {"x", "mask"}]
-    assert len(sizes) == 2
-    assert len(set(sizes)) == 1
-
-
 @pytest.mark.parametrize("outputs", [X, (X,), [X, {"a": (X, X)}], {"b": X, "a": X}])
 def test_given_outputs_of_any_structure_when_a_package_is_called_then_they_have_it_again(outputs):
     leaves, tree = pytree.tree_flatten(outputs)
@@ -168,16 +157,9 @@ def layers(device):
     )
 
 
-def test_given_the_cpu_when_a_cuda_graph_is_asked_for_then_the_error_names_parameter_and_device():
-    with pytest.raises(
-        ConfigError, match="parameter cuda_graphs: true is for CUDA; the device here is cpu"
-    ):
-        make_runner(BuiltTier(layers(CPU), (torch.zeros(1, 8),), {}, CPU), BuildOptions(cuda_graphs=True))
-
-
 @pytest.fixture
 def recorded(monkeypatch):
-    monkeypatch.setattr("torchperf_ros.engines.cuda_graph._capture", record)
+    monkeypatch.setattr("torchperf_ros.engines.engine._capture", record)
 
 
 def record(call, inputs):
@@ -232,7 +214,7 @@ def test_given_a_model_that_waits_for_the_device_when_captured_then_the_error_sa
     """In a process of its own: a failed capture leaves nothing that can be relied on."""
     code = """
         import torch
-        from torchperf_ros.engines.cuda_graph import CaptureFailed, GraphReplay
+        from torchperf_ros.engines.engine import CaptureFailed, GraphReplay
         try:
             GraphReplay(lambda x: x * float(x.sum()), (torch.ones(3, device="cuda"),))
         except CaptureFailed as error:

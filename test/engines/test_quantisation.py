@@ -13,11 +13,11 @@ from torch import nn
 
 from torchperf_ros.engines.built_tier import BuiltTier, read_frames, scoring_of, write_frames
 from torchperf_ros.engines.engine import EngineUnavailable
-from torchperf_ros.engines.engine_table import ENGINES, make_runner
 from torchperf_ros.engines.fingerprint import identify
+from torchperf_ros.engines.model_transforms import int8_in_package, layers_of, quantise_static, why_no_int8
+from torchperf_ros.engines.package import ENGINES, make_runner
 from torchperf_ros.engines.package_engine import Built, export
 from torchperf_ros.engines.parity import LIMITS, measure, random_inputs
-from torchperf_ros.engines.quantisation import int8_in_package, layers_of, quantise_static, why_no_int8
 from torchperf_ros.settings.build_options import BuildOptions
 from torchperf_ros.workers.package_manifest import read_manifest
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from torchperf_ros.engines.device import Device, choose_device
 from torchperf_ros.engines.engine import Runner
-from torchperf_ros.engines.outputs import tensors_in
 from torchperf_ros.engines.package import Package
 from torchperf_ros.worker.tier import InvalidOutput, OutputCheck, Tier
 from torchperf_ros.workers.calibration import Calibration
@@ -107,31 +106,25 @@ def test_given_an_engine_that_raises_when_there_is_time_then_eager_answers_that_
     assert said == []
 
 
-@pytest.mark.parametrize(("left_ms", "stands_in"), [(1000.0, True), (100.0, False), (-5.0, False)])
-def test_given_an_engine_that_raises_when_the_time_left_is_known_then_eager_answers_only_if_it_fits(
-    left_ms, stands_in
-):
-    tier, _, model, _ = engine(WRONG[0])
-    tier._eager_ms = 500.0
-    leave_ns = time.monotonic_ns() + int(left_ms * 1e6)
-    if stands_in:
-        tier.run(X, leave_ns)
-    else:
-        with pytest.raises(ValueError, match="one"):
-            tier.run(X, leave_ns)
-    assert model.runs == tier.facts.eager_answers == int(stands_in)
+class Slow(Counting):
+    def forward(self, x):
+        time.sleep(0.05)
+        return super().forward(x)
 
 
-def test_given_a_calibration_when_the_engine_raises_then_eagers_longest_run_is_what_has_to_fit(monkeypatch):
-    tier, _, model, _ = engine()
-    times_ms, real = iter([40.0, 70.0, 50.0]), tier._timed
-
-    def timed(inputs, call=None):
-        return (None, next(times_ms) * 1e6) if call is model else real(inputs, call)
-
-    monkeypatch.setattr(tier, "_timed", timed)
+def test_given_an_engine_that_raises_when_the_time_left_is_known_then_eager_answers_only_if_its_longest_run_fits():
+    tier, call, model, _ = engine(model=Slow())
     tier.calibrate(X)
-    assert tier._eager_ms == 70.0
+    for left_s, stands_in in ((60.0, True), (0.04, False), (-0.005, False)):
+        call.errors, before = [WRONG[0]], model.runs
+        leave_ns = time.monotonic_ns() + int(left_s * 1e9)
+        if stands_in:
+            tier.run(X, leave_ns)
+        else:
+            with pytest.raises(ValueError, match="one"):
+                tier.run(X, leave_ns)
+        assert model.runs - before == int(stands_in)
+    assert tier.facts.eager_answers == 1
 
 
 @pytest.mark.parametrize("in_time", [True, False])
@@ -239,13 +232,6 @@ def test_given_an_engine_that_runs_out_of_memory_again_and_again_when_run_then_i
             tier.run(X)
     assert tier.run(X)[0]["y"].tolist() == [3.0]
     assert (tier.report().engine, model.runs, said) == ("aoti", 0, [])
-
-
-def test_given_a_nest_when_searched_then_every_tensor_comes_in_order():
-    a, b, c, d = (torch.tensor(float(n)) for n in range(4))
-    nest = {"x": (a, [b, None, "text", 3]), "y": {"z": c}, "w": d}
-    assert [float(tensor) for tensor in tensors_in(nest)] == [0.0, 1.0, 2.0, 3.0]
-    assert list(tensors_in(None)) == []
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])

@@ -23,8 +23,8 @@ import torch
 from torchperf_ros.api.adapter import Adapter
 from torchperf_ros.api.errors import BadInput, ConfigError
 from torchperf_ros.api.messages import message_class
-from torchperf_ros.engines.cuda_graph import CaptureFailed
-from torchperf_ros.engines.engine_table import ENGINES
+from torchperf_ros.engines.engine import CaptureFailed
+from torchperf_ros.engines.package import ENGINES
 from torchperf_ros.workers.control import TierFacts
 
 TRIGGER = "geometry_msgs/msg/PointStamped"

@@ -4,7 +4,6 @@ A model exported, compiled ahead of time by AOTInductor into a `.pt2` file, load
 """
 
 import ctypes
-import hashlib
 import os
 import re
 import zipfile
@@ -19,10 +18,16 @@ from torch.utils import _pytree as pytree
 
 from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs
 from torchperf_ros.engines.engine import EngineUnavailable, name_torch_unquoted
-from torchperf_ros.engines.model_transforms import transform
-from torchperf_ros.engines.package_engine import Built, PackageEngine, export, nested, written_to
+from torchperf_ros.engines.model_transforms import int8_in_package, quantise_static, transform
+from torchperf_ros.engines.package_engine import (
+    Built,
+    PackageEngine,
+    built_of,
+    export,
+    nested,
+    written_to,
+)
 from torchperf_ros.engines.parity import DynamicDims
-from torchperf_ros.engines.quantisation import int8_in_package, layers_of, quantise_static
 from torchperf_ros.engines.stopwatch import time_interleaved
 from torchperf_ros.settings.build_options import INT8_STATIC, BuildOptions
 from torchperf_ros.workers.package_manifest import PackageError
@@ -40,9 +45,9 @@ class Aoti(PackageEngine):
     """AOTInductor, which is part of torch."""
 
     name = "aoti"
+    keeps_nest = True
 
     def convert(self, tier: BuiltTier, options: BuildOptions, path: Path) -> Built:
-        """Export, quantise where that is asked for, and compile."""
         if options.precision != INT8_STATIC:
             return build_package(tier.model, tier.example, tier.dims, path)
         if why := tier.why_uncalibrated():
@@ -55,7 +60,6 @@ class Aoti(PackageEngine):
         return int8_in_package(path)
 
     def open(self, path: Path, options: BuildOptions, device: torch.device) -> Call:
-        """Load it; the file knows how outputs are nested."""
         return load_package(path, device)
 
 
@@ -80,29 +84,25 @@ def build_package(
     device = next((tensor.device for tensor in example), torch.device("cpu"))
     calls: dict[str, Callable[[], Any]] = {}
     files: dict[str, Path] = {}
-    first_error: Exception | None = None
+    errors: list[Exception] = []
     name_torch_unquoted()
     program = export(model, example, dynamic_dims)
-    graph = hashlib.sha256(str(program.graph).encode()).hexdigest()
     try:
         variants = {"frozen": (model, True)} if frozen_only else _variants(model, program, example, device)
         for name, (variant, frozen) in variants.items():
             file = files[name] = path.with_name(f"{path.stem}.{len(files)}.pt2")
             try:
                 exported = program if variant is model else export(variant, example, dynamic_dims)
-                with (
-                    torch.no_grad()
-                ):  # where gradients are recorded, Inductor freezes nothing, without a message
-                    configs = {"freezing": frozen}
+                with torch.no_grad():  # where gradients are recorded, Inductor freezes nothing, in silence
                     torch._inductor.aoti_compile_and_package(
-                        exported, package_path=str(file), inductor_configs=configs
+                        exported, package_path=str(file), inductor_configs={"freezing": frozen}
                     )
                 check_linked(file)
                 calls[name] = partial(load_package(file, device), *example)
             except Exception as error:  # the compiler's boundary: another variant may do
-                first_error = first_error or error
-        if first_error is not None and not calls:
-            raise first_error
+                errors.append(error)
+        if not calls:
+            raise errors[0]
         with torch.inference_mode():
             found = time_interleaved(calls, device, seconds=_VARIANT_SECONDS, rounds=_ROUNDS)
         times_ms = {name: timing.median_ms for name, timing in found.items()}
@@ -111,9 +111,7 @@ def build_package(
     finally:
         for file in files.values():
             file.unlink(missing_ok=True)
-    return Built(
-        graph, variants_ms={name: times_ms[name] for name in ranked}, left=layers_of(program.graph)
-    )
+    return built_of(program, variants_ms={name: times_ms[name] for name in ranked})
 
 
 def _variants(
@@ -160,14 +158,13 @@ def check_linked(path: Path) -> None:
     Beside torch's, loading it ends the process.
     """
     with zipfile.ZipFile(path) as package:
-        libraries = [name for name in package.namelist() if name.endswith(".so")]
-        if all(_CPP_LIBRARY in package.read(name) for name in libraries):
-            return
-    raise PackageError(
-        f"the compiler {os.environ.get('CXX', 'g++')} has linked a C++ library of its own into the package,"
-        " which would crash beside torch's; set CXX and CC to one that links the system's, such as"
-        " /usr/bin/g++"
-    )
+        libraries = [package.read(name) for name in package.namelist() if name.endswith(".so")]
+    if not all(_CPP_LIBRARY in library for library in libraries):
+        raise PackageError(
+            f"the compiler {os.environ.get('CXX', 'g++')} has linked a C++ library of its own into the"
+            " package, which would crash beside torch's; set CXX and CC to one that links the system's,"
+            " such as /usr/bin/g++"
+        )
 
 
 def load_package(path: Path, device: torch.device) -> Callable[..., Any]:

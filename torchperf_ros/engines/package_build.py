@@ -26,10 +26,17 @@ from torchperf_ros.engines.built_tier import (
 )
 from torchperf_ros.engines.device import Device, choose_device
 from torchperf_ros.engines.engine import EngineUnavailable, Runner, finished
-from torchperf_ros.engines.engine_table import ENGINES, candidates_of, compare, identity_of, make_runner
 from torchperf_ros.engines.fingerprint import changing_weights, identify, tiers_of
 from torchperf_ros.engines.outputs import signature_of
-from torchperf_ros.engines.package import Package, users_package
+from torchperf_ros.engines.package import (
+    ENGINES,
+    Package,
+    candidates_of,
+    compare,
+    identity_of,
+    make_runner,
+    users_package,
+)
 from torchperf_ros.engines.parity import check_engine
 from torchperf_ros.engines.stopwatch import no_garbage_collection, time_interleaved
 from torchperf_ros.settings.build_options import AUTO, INT8_STATIC, PACKAGE_SUFFIXES, BuildOptions
@@ -94,7 +101,6 @@ def do_job(job: Mapping[str, Any], say: Callable[..., None]) -> bool:
 def _tier_of(
     adapter: Adapter, name: str, package: str, options: BuildOptions, device: torch.device, frames: str
 ) -> BuiltTier | None:
-    """What the adapter builds; None where the user has a package, which is only checked."""
     example = tuple(tensor.to(device) for tensor in adapter.example_inputs(name))
     dims = varying_dims(options, adapter.dynamic_dims())
     if package:
@@ -120,8 +126,6 @@ class _Stored:
 
 @dataclass(frozen=True)
 class _Work:
-    """One tier of a job."""
-
     job: Mapping[str, Any]
     name: str
     tier: BuiltTier

@@ -18,10 +18,15 @@ from torch.utils import _pytree as pytree
 from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs
 from torchperf_ros.engines.engine import Engine, EngineUnavailable, Runner, from_front
 from torchperf_ros.engines.kept_state import KeptState
-from torchperf_ros.engines.model_transforms import matrix_precision, transform
+from torchperf_ros.engines.model_transforms import (
+    int8_share,
+    layers_of,
+    matrix_precision,
+    transform,
+    why_not_int8,
+)
 from torchperf_ros.engines.outputs import described
 from torchperf_ros.engines.parity import DynamicDims, random_inputs
-from torchperf_ros.engines.quantisation import int8_share, layers_of, why_not_int8
 from torchperf_ros.settings.build_options import (
     INT8_PRECISIONS,
     INT8_STATIC,
@@ -44,7 +49,7 @@ class Built:
 
     Attributes:
         graph: hash of the exported graph.
-        outputs: how the outputs are nested, as JSON; "" where the file itself holds that.
+        outputs: how the outputs are nested, see `nest_of`; "" where the file itself holds that.
         variants_ms: p50 of each variant that was compiled, the one that was kept first; empty where there
             is one way.
         left: layers that are not quantised, by kind.
@@ -66,6 +71,7 @@ class PackageEngine(Engine):
         build_distributions: what only a build needs, all of them.
         precisions: the arithmetic that it can be asked for, by the types of torch devices that it runs on.
         dynamic: whether sizes may vary.
+        keeps_nest: its file holds how outputs are nested, as long as they are tensors.
     """
 
     distributions: ClassVar[tuple[str, ...]] = ()
@@ -75,6 +81,7 @@ class PackageEngine(Engine):
         "cuda": tuple(name for name in PRECISIONS if name != INT8_STATIC),
     }
     dynamic: ClassVar[bool] = True
+    keeps_nest: ClassVar[bool] = False
 
     @property
     def version(self) -> str:
@@ -131,22 +138,22 @@ class PackageEngine(Engine):
             if why := why_not_int8(options.precision, there):
                 raise EngineUnavailable(f"precision {options.precision}: {why}")
         model = transform(tier.model, self.for_model(options), tier.device, tier.example)
-        outputs = plain_outputs(tier)
+        outputs = nest_of(tier, always=not self.keeps_nest)
+        prepared = replace(tier, model=TensorsOnly(model) if outputs else model)
         with matrix_precision(options.precision, tier.device):
-            prepared = replace(tier, model=TensorsOnly(model) if outputs else model)
-            built = self.convert(prepared, options, path)
-        if there:
-            share = int8_share(there, built.left, self.in_int8(path))
-            if not any(count["int8"] for count in share.values()):
-                layers = ", ".join(
-                    f"{count['quantised']} of {count['there']} {kind}" for kind, count in share.items()
-                )
-                raise EngineUnavailable(
-                    f"precision {options.precision}: {layers} are quantised, none runs in int8 as"
-                    f" {self.name} has compiled it, all in floating point"
-                )
-            built = replace(built, int8=share)
-        return replace(built, outputs=outputs) if outputs else built
+            built = replace(self.convert(prepared, options, path), outputs=outputs)
+        if not there:
+            return built
+        share = int8_share(there, built.left, self.in_int8(path))
+        if not any(count["int8"] for count in share.values()):
+            layers = ", ".join(
+                f"{count['quantised']} of {count['there']} {kind}" for kind, count in share.items()
+            )
+            raise EngineUnavailable(
+                f"precision {options.precision}: {layers} are quantised, none runs in int8 as"
+                f" {self.name} has compiled it, all in floating point"
+            )
+        return replace(built, int8=share)
 
     def load(self, path: Path, outputs: str, options: BuildOptions, device: torch.device) -> Call:
         """Load a checked package, maybe native code, with its build's `outputs`.
@@ -210,8 +217,9 @@ def export(
             varying = _by_argument(model, shapes) if dynamic_dims else None
             return torch.export.export(model, inputs, dynamic_shapes=varying)
     except Exception as error:  # the exporter's boundary: its text about a script does not help
+        users = model.model if isinstance(model, TensorsOnly) else model
         scripted = [
-            name for name, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule)
+            name for name, module in users.named_modules() if isinstance(module, torch.jit.ScriptModule)
         ]
         if not scripted:
             raise
@@ -244,10 +252,7 @@ def written_to(program: torch.export.ExportedProgram) -> list[str]:
 
 
 class TensorsOnly(torch.nn.Module):
-    """A model without what compilers do not take of outputs, plain values and one tensor twice.
-
-    A tuple of tensors.
-    """
+    """A model whose outputs are a tuple of its tensors, each once: all that every compiler takes."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
@@ -260,14 +265,13 @@ class TensorsOnly(torch.nn.Module):
                 raise EngineUnavailable(
                     f"output {place} is a number that follows from the inputs; return a tensor"
                 )
-        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        return tuple({id(tensor): tensor for tensor in tensors}.values())
+        return tuple({id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}.values())
 
 
-def plain_outputs(tier: BuiltTier) -> str:
-    """How a model's outputs are nested, with the plain values among them, as JSON.
+def nest_of(tier: BuiltTier, *, always: bool = True) -> str:
+    """How the tensors of `TensorsOnly` are nested in a model's outputs, with the plain values among them, as JSON.
 
-    "" where each is a tensor by itself.
+    "" where each output is a tensor by itself, and it is not `always` wanted.
 
     Raises:
         EngineUnavailable: one is neither a tensor nor a plain value, or there is no tensor.
@@ -276,44 +280,42 @@ def plain_outputs(tier: BuiltTier) -> str:
     with torch.no_grad():
         leaves, tree = pytree.tree_flatten(tier.model(*(tensor.clone() for tensor in tier.example)))
     kept.restore()
-    constants = {place: leaf for place, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)}
-    for place, value in constants.items():
-        if not isinstance(value, (bool, int, float, str, type(None))):
-            what = f"{described(value)}, neither a tensor nor a plain value"
+    first: dict[int, int] = {}
+    added: list[tuple[Any, ...]] = []
+    for place, leaf in enumerate(leaves):
+        if isinstance(leaf, torch.Tensor):
+            if first.setdefault(id(leaf), place) != place:
+                added.append((place, first[id(leaf)]))
+        elif isinstance(leaf, (bool, int, float, str, type(None))):
+            added.append((place, None, leaf))
+        else:
+            what = f"{described(leaf)}, neither a tensor nor a plain value"
             raise EngineUnavailable(f"output {place} is {what}: only eager and compile run that")
-    if len(constants) == len(leaves):
-        raise EngineUnavailable(
-            f"the model gives no tensor: {described(pytree.tree_unflatten(leaves, tree))}"
-        )
-    first = {id(leaf): place for place, leaf in reversed([*enumerate(leaves)])}
-    added: list[tuple[Any, ...]] = [
-        (place, None, leaf) if place in constants else (place, first[id(leaf)])
-        for place, leaf in enumerate(leaves)
-        if place in constants or first[id(leaf)] != place
-    ]
-    return json.dumps({"tree": pytree.treespec_dumps(tree), "added": added}) if added else ""
+    if not first:
+        given = described(pytree.tree_unflatten(leaves, tree))
+        raise EngineUnavailable(f"the model gives no tensor: {given}")
+    wanted = always or added
+    return json.dumps({"tree": pytree.treespec_dumps(tree), "added": added}) if wanted else ""
 
 
-def exported(tier: BuiltTier) -> tuple[torch.export.ExportedProgram, Built]:
-    """The model as one graph, and the facts of it for the manifest, for engines that convert such a graph.
+def exported(tier: BuiltTier) -> torch.export.ExportedProgram:
+    """The model as one graph, for engines that convert such a graph.
 
     Raises:
-        EngineUnavailable: it writes to its buffers, or returns what is no tensor.
+        EngineUnavailable: it writes to its buffers.
     """
     program = export(tier.model, tier.example, tier.dims)
-    signature, spec = program.graph_signature, program.call_spec.out_spec
     if "buffers" in written_to(program):
         raise EngineUnavailable(
             "the model writes to its buffers, which only the engines eager, compile and aoti can"
         )
-    for index, output in enumerate(signature.output_specs):
-        if not isinstance(output.arg, torch.export.graph_signature.TensorArgument):
-            raise EngineUnavailable(f"output {index} is {type(output.arg).__name__}, no tensor")
-    assert spec is not None
-    outputs = json.dumps({"tree": pytree.treespec_dumps(spec), "added": []})
-    return program, Built(
-        hashlib.sha256(str(program.graph).encode()).hexdigest(), outputs, left=layers_of(program.graph)
-    )
+    return program
+
+
+def built_of(program: torch.export.ExportedProgram, **more: Any) -> Built:  # noqa: ANN401
+    """What a manifest says of a package that was built from this graph."""
+    graph = hashlib.sha256(str(program.graph).encode()).hexdigest()
+    return Built(graph, left=layers_of(program.graph), **more)
 
 
 def nested(call: FlatCall, tree: pytree.TreeSpec, added: Sequence[tuple[Any, ...]] = ()) -> Call:
@@ -334,9 +336,8 @@ def nested(call: FlatCall, tree: pytree.TreeSpec, added: Sequence[tuple[Any, ...
     return run
 
 
-def check_count(found: int, built: Built) -> None:
+def check_count(found: int, program: torch.export.ExportedProgram) -> None:
     """An `EngineUnavailable` where a library has dropped outputs of the model, or added some."""
-    nest = json.loads(built.outputs)
-    wanted = pytree.treespec_loads(nest["tree"]).num_leaves - len(nest["added"])
+    wanted = len(program.graph_signature.user_outputs)
     if found != wanted:
         raise EngineUnavailable(f"the converted model has {found} outputs; the model has {wanted}")

@@ -22,8 +22,8 @@ from torchperf_ros.api.errors import (
     UnknownMessageType,
 )
 from torchperf_ros.api.messages import full_name, warm_up
-from torchperf_ros.engines.cuda_graph import CaptureFailed
 from torchperf_ros.engines.device import Device, choose_device, leave
+from torchperf_ros.engines.engine import CaptureFailed
 from torchperf_ros.engines.outputs import tensors_in
 from torchperf_ros.worker.capture import step_into_background
 from torchperf_ros.worker.output_message import output_message
@@ -155,14 +155,12 @@ class Preparation:
         """
         adapter = prepared.adapter
         try:
-            messages = adapter.example_messages()
+            messages, inputs = adapter.example_messages(), tuple(tensor.cpu() for tensor in example)
             if not messages and not self._device.is_cuda:
                 return
             if messages:
                 inputs = adapter.preprocess(messages)
                 adapter.forget()  # a history that it was put into
-            else:
-                inputs = tuple(tensor.cpu() for tensor in example)
             outputs, _ = tier.run(inputs)
             check.check(outputs)
             if messages:
@@ -219,7 +217,6 @@ class TimeLimit:
     """
 
     def __init__(self, limit_ms: float) -> None:
-        """Take the time; in the main thread only."""
         self._limit_ms = limit_ms
         self._is_on = False
         signal.signal(signal.SIGALRM, self._ring)

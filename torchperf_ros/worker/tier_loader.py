@@ -16,14 +16,19 @@ import torch
 from torchperf_ros.api.adapter import Adapter
 from torchperf_ros.api.errors import ConfigError, one_line
 from torchperf_ros.engines.built_tier import BuiltTier, Inputs, build_model, scoring_of, varying_dims
-from torchperf_ros.engines.cuda_graph import CaptureFailed
 from torchperf_ros.engines.device import Device
-from torchperf_ros.engines.engine import EngineUnavailable, Runner, finished
-from torchperf_ros.engines.engine_table import ENGINES, candidates_of, identity_of, make_runner
+from torchperf_ros.engines.engine import CaptureFailed, EngineUnavailable, Runner, finished
 from torchperf_ros.engines.fingerprint import code_hash, files_hash, identify, weights_hash
 from torchperf_ros.engines.kept_state import KeptState
-from torchperf_ros.engines.package import Package, users_package
-from torchperf_ros.engines.parity import Parity, ParityError, check_engine, depends_on_state, random_inputs
+from torchperf_ros.engines.package import (
+    ENGINES,
+    Package,
+    candidates_of,
+    identity_of,
+    make_runner,
+    users_package,
+)
+from torchperf_ros.engines.parity import ParityError, check_engine, depends_on_state, random_inputs
 from torchperf_ros.engines.shape_runner import ShapeRunner
 from torchperf_ros.settings.build_options import AUTO, BuildOptions
 from torchperf_ros.worker.tier import InvalidOutput, OutputCheck, Tier
@@ -70,7 +75,7 @@ class TierLoader:
         if setup.without_graphs:  # a worker before this one has ended as its capture failed
             options = options.without_graphs()
         example = self._device.to_device(self._adapter.example_inputs(name))
-        if self._adapter.anytime and package:
+        if package and self._adapter.anytime:
             raise ConfigError(f"tier {name}: package {package} cannot be: an anytime model runs in eager")
         hashes: tuple[str, ...] = ()
         if package:
@@ -78,11 +83,14 @@ class TierLoader:
             hashes = _hashes_of(runner)
             tier = self._with_package(name, runner, options, example, strict=setup.swapped == number)
         else:
-            model = self._model(name)
+            built = self._built(name, example, options)
             if setup.identify:  # what a replay's outputs depend on, `preprocess` and `postprocess` too
-                hashes = weights_hash(model), code_hash(model), files_hash(type(self._adapter))
-            built = self._built(name, model, example, options)
-            tier = self._anytime(built, name, options) or self._with_engine(name, built, options)
+                hashes = weights_hash(built.model), code_hash(built.model), files_hash(type(self._adapter))
+            if self._adapter.anytime:
+                why = "" if options.engine == EAGER else "an anytime model's steps are eager"
+                tier = self._eager(TierFacts(name, EAGER, why), built.model)
+            else:
+                tier = self._with_engine(name, built, options)
         if hashes and setup.identify:
             tier.facts.model = hashlib.sha256("".join(hashes).encode()).hexdigest()
         tier.facts.load_s = time.monotonic() - started_s
@@ -101,14 +109,9 @@ class TierLoader:
         except Exception:  # a model may not take inputs that are drawn
             kept.restore()
 
-    def _model(self, name: str) -> torch.nn.Module:
+    def _built(self, name: str, example: Inputs, options: BuildOptions) -> BuiltTier:
         model = build_model(self._adapter, name).to(self._on)
         self._models[name] = model, KeptState(model)
-        return model
-
-    def _built(
-        self, name: str, model: torch.nn.Module, example: Inputs, options: BuildOptions
-    ) -> BuiltTier:
         dims, scoring = varying_dims(options, self._dims), scoring_of(self._adapter, name, self._on)
         return BuiltTier(model, example, dims, self._on, scoring=scoring)
 
@@ -128,55 +131,44 @@ class TierLoader:
                 runs in eager.
         """
         assert runner.package
-        eager, parity = None, None
         facts = TierFacts(name, runner.package.engine.name)
+        built, is_model = None, False
         try:
             with torch.inference_mode(mode=False):
-                eager = self._model(name)
-                identity = weights_hash(eager), code_hash(eager)
+                built = self._built(name, example, options)
+                is_model = _hashes_of(runner) == (weights_hash(built.model), code_hash(built.model))
         except Exception as error:  # the user's code: that it cannot build may be why there is a package
             facts.why = f"nothing to compare with, and no eager: {one_line(error)}"
         try:
-            if eager is not None:
-                OutputCheck(eager(*example), fixed_sizes=True).check(runner.call(*example))
-                if _hashes_of(runner) == identity:
-                    tier = replace(self._built(name, eager, example, options), dims={})
-                    parity = self._checked(tier, runner, options)
-                else:
-                    eager = None  # another model: it is no stand-in
-                    del self._models[name]
-            shapes = self._fitted(name, runner, eager, options, example, parity)
+            if built is not None:
+                OutputCheck(built.model(*example), fixed_sizes=True).check(runner.call(*example))
+            if built is not None and is_model:
+                return self._tier(facts, runner, options, example, replace(built, dims={}))
+            self._models.pop(name, None)  # another model is no stand-in
+            return self._tier(facts, runner, options, example)
         except (ParityError, InvalidOutput) as error:
-            if strict or eager is None:
+            if strict or built is None:
                 raise
             self._say(f"tier {name} runs in eager: its package is refused: {error}")
-            return self._eager(TierFacts(name, EAGER, str(error)), eager)
-        return Tier(facts, runner, eager, self._device, self._say, shapes)
-
-    def _anytime(self, tier: BuiltTier, name: str, options: BuildOptions) -> Tier | None:
-        if not self._adapter.anytime:
-            return None
-        why = "" if options.engine == EAGER else "an anytime model's steps are eager"
-        steps = functools.partial(self._adapter.steps, tier.model)
-        facts, runner = TierFacts(name, EAGER, why), Runner(tier.model)
-        return Tier(facts, runner, tier.model, self._device, self._say, steps=steps)
+            return self._eager(TierFacts(name, EAGER, str(error)), built.model)
 
     def _eager(self, facts: TierFacts, model: torch.nn.Module) -> Tier:
-        return Tier(facts, Runner(model), model, self._device, self._say)
+        steps = functools.partial(self._adapter.steps, model) if self._adapter.anytime else None
+        return Tier(facts, Runner(model), model, self._device, self._say, steps=steps)
 
-    def _with_engine(self, name: str, tier: BuiltTier, options: BuildOptions) -> Tier:
-        facts, model, said = TierFacts(name, options.engine), tier.model, f"tier {name} runs in eager: "
+    def _with_engine(self, name: str, built: BuiltTier, options: BuildOptions) -> Tier:
+        facts, model, said = TierFacts(name, options.engine), built.model, f"tier {name} runs in eager: "
         runner: Runner | None = None
         try:
             identity = None
             if options.engine == AUTO:
-                options, identity = self._chosen(tier, options, facts)
-            runner = self._runner(name, tier, options, identity)
-            parity = None if runner is None else self._checked(tier, runner, options)
-            shapes = self._fitted(name, runner or Runner(model), model, options, tier.example, parity)
+                options, identity = self._chosen(built, options, facts)
+            runner = self._runner(name, built, options, identity)
+            # Also where it is still to be compiled: shapes that do not fit are refused now.
+            tier = self._tier(facts, runner or Runner(model), options, built.example, built)
             if runner is not None:
                 facts.parts = options.parts if options.engine == "compile" else ""
-                return Tier(facts, runner, model, self._device, self._say, shapes)
+                return tier
             facts.why = _NOT_YET
         except (ConfigError, CaptureFailed):
             raise
@@ -198,54 +190,51 @@ class TierLoader:
         facts.engine = EAGER
         return self._eager(facts, model)
 
-    def _checked(self, tier: BuiltTier, runner: Runner, options: BuildOptions) -> Parity | None:
-        """How far a runner is from eager, None where it is eager itself; a `ParityError` if that is too far."""
-        if runner.call is tier.model:
-            return None
-        return check_engine(
-            tier.model,
-            runner.call,
-            tier.example,
-            tier.dims,
-            options.precision,
-            _SEEDS,
-            tier.scoring,
-            known=runner.package.parity if runner.package else None,
-        )
-
-    def _fitted(
+    def _tier(
         self,
-        name: str,
+        facts: TierFacts,
         runner: Runner,
-        eager: torch.nn.Module | None,
         options: BuildOptions,
         example: Inputs,
-        parity: Parity | None,
-    ) -> ShapeRunner | None:
-        """What runs inputs of other sizes than the engine's; None where eager takes inputs of any size.
+        built: BuiltTier | None = None,
+    ) -> Tier:
+        """The tier of a runner: compared with eager, where there is one, and ready for inputs of other sizes.
 
         Raises:
             ParityError: not even the example's results are eager's.
         """
-        shapes = self._setup.shapes
-        if runner.call is eager and shapes.policy != "bucket":
-            return None
-        fitted = ShapeRunner(
-            runner.call,
-            eager,
-            shapes,
-            self._dims,
-            example,
-            options.precision,
-            parity,
-            unpad=self._adapter.unpad,
-            dynamic_engine=options.engine == EAGER or bool(varying_dims(options, self._dims)),
-            static=runner.static,
-        )
-        fitted.warm_up()
-        for note in fitted.notes:
-            self._say(f"tier {name}: {note}")
-        return fitted
+        model = None if built is None else built.model
+        parity, shapes = None, None
+        if built is not None and runner.call is not model:
+            known = runner.package.parity if runner.package else None
+            parity = check_engine(
+                built.model,
+                runner.call,
+                example,
+                built.dims,
+                options.precision,
+                _SEEDS,
+                built.scoring,
+                known=known,
+            )
+        # Eager itself takes inputs of any size.
+        if runner.call is not model or self._setup.shapes.policy == "bucket":
+            shapes = ShapeRunner(
+                runner.call,
+                model,
+                self._setup.shapes,
+                self._dims,
+                example,
+                options.precision,
+                parity,
+                unpad=self._adapter.unpad,
+                dynamic_engine=options.engine == EAGER or bool(varying_dims(options, self._dims)),
+                static=runner.static,
+            )
+            shapes.warm_up()
+            for note in shapes.notes:
+                self._say(f"tier {facts.name}: {note}")
+        return Tier(facts, runner, model, self._device, self._say, shapes)
 
     def _chosen(
         self, tier: BuiltTier, options: BuildOptions, facts: TierFacts

@@ -143,7 +143,6 @@ class Renewal:
         return next(old, None)
 
     def has_settled(self, candidate: WorkerProcess, now_ns: int) -> bool:
-        """Whether a candidate has been ready for long enough to be relied on."""
         return (
             candidate.usable
             and candidate.ready_at_ns is not None
@@ -156,7 +155,6 @@ class Renewal:
         return unwanted or (_all_up(workers) and self.outdated(workers) is None)
 
     def took_a_place(self) -> None:
-        """A candidate serves in place of an older worker: its kit is proven."""
         with self._lock:
             if self._trial is not None:
                 self.proven = Kit(replace(self._trial.setup, swapped=None), self._trial.number)
@@ -327,6 +325,5 @@ class RollingUpdate:
         self._tell(f"{'nothing is replaced' if ended else 'it is tried again'}: {reason}")
 
     def give_up(self, reason: str) -> None:
-        """Compile and replace nothing more."""
         self.builder.stop()
         self.renewal.give_up(reason)
