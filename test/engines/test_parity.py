@@ -322,3 +322,25 @@ def test_given_static_int8_when_random_inputs_are_out_of_its_ranges_then_those_o
         check_with(None, "int8_static", lambda x: -x, known=found)
     with pytest.raises(ParityError, match=r"the answers' score is 0\.980, at least 0\.995 is needed"):
         check_with(scored(0.98), "int8_static", clipped)
+
+
+def test_given_quantised_classes_when_one_in_25_is_another_then_numbers_that_are_near_do_not_help():
+    classes = torch.arange(100.0).view(1, 1, 10, 10)  # two that differ by little at every place
+    frames = [(torch.cat([classes, classes + 0.01], 1),)] * 2
+    held_out = Scoring(lambda *_: None, list, held_out=frames)
+
+    def check_swapped(places):
+        return check_engine(
+            eager,
+            lambda x: torch.where(classes < places, x.flip(1), x),
+            frames[0],
+            {},
+            "int8_dynamic",
+            scoring=held_out,
+        )
+
+    check_swapped(1)
+    with pytest.raises(
+        ParityError, match=r"answers differ from eager's: of output 0, 96\.0% of the largest along"
+    ):
+        check_swapped(4)

@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from torchperf_ros.engines.device import Device, choose_device
 from torchperf_ros.engines.engine import Runner
@@ -45,17 +43,6 @@ def test_given_a_model_when_run_then_outputs_and_time_come_back(device):
     assert took_ns > 0
 
 
-def test_given_known_times_when_calibrated_then_median_and_p99_are_theirs_without_the_warm_up(
-    device, monkeypatch
-):
-    engine = eager(Counting(), device)
-    times_ms = iter([900.0, 900.0, 900.0, *range(1, 21)])
-    monkeypatch.setattr(engine, "_timed", lambda inputs: (None, next(times_ms) * 1e6))
-    calibration = engine.calibrate((torch.ones(1),))
-    assert calibration.median_ms == 10.5
-    assert calibration.p99_ms == pytest.approx(19.81)
-
-
 class Engine:
     """Raises what it is told to, one after the other, then answers."""
 
@@ -72,11 +59,6 @@ class Engine:
         return {"y": x * 3.0}
 
 
-RECOMPILE = RuntimeError(
-    "Detected recompile when torch.compile stance is 'fail_on_recompile'. filename: 'm.py', function name:"
-    " 'forward'\n    triggered by the following guard failure(s):\n    - 0/0: tensor 'x' size mismatch at"
-    " index 0. expected 3, actual 4\n    - 0/1: tensor 'x' dtype mismatch"
-)
 WRONG = (ValueError("one"), RuntimeError("two"), KeyError("three"))
 X = (torch.ones(1),)
 
@@ -158,19 +140,6 @@ def test_given_an_engine_that_raises_now_and_then_when_run_then_it_is_not_demote
     assert (tier.facts.engine, tier.facts.engine_errors, said) == ("aoti", 8, [])
 
 
-def test_given_a_call_that_would_compile_when_run_then_it_is_counted_with_its_guards_and_answered_in_eager():
-    tier, _, model, said = engine(*[RECOMPILE] * 5)
-    for _ in range(5):
-        assert tier.run(X)[0]["y"].tolist() == [3.0]
-    facts = tier.facts
-    assert (facts.recompiles, facts.engine_errors, facts.eager_answers, model.runs) == (5, 0, 5, 5)
-    assert facts.engine == "aoti"
-    assert facts.guards.startswith(
-        "0/0: tensor 'x' size mismatch at index 0. expected 3, actual 4; 0/1: tensor 'x'"
-    )
-    assert said == []
-
-
 @torch.inference_mode()
 def test_given_a_real_compiled_model_when_a_new_size_comes_then_the_guard_is_named(fresh_compiler):
     model = Counting().eval()
@@ -178,8 +147,11 @@ def test_given_a_real_compiled_model_when_a_new_size_comes_then_the_guard_is_nam
     tier = Tier(TierFacts("full", "compile"), Runner(call), model, Device(torch.device("cpu"), 1), print)
     tier.run((torch.ones(3),))
     torch.compiler.set_stance("fail_on_recompile")
-    assert tier.run((torch.ones(4),))[0]["y"].tolist() == [3.0] * 4
-    assert tier.facts.recompiles == 1
+    for _ in range(5):
+        assert tier.run((torch.ones(4),))[0]["y"].tolist() == [3.0] * 4
+    facts = tier.facts
+    assert (facts.recompiles, facts.engine_errors, facts.eager_answers) == (5, 0, 5)
+    assert facts.engine == "compile"  # it is not demoted
     assert "size mismatch" in tier.facts.guards or "runs" in tier.facts.guards
 
 
@@ -276,14 +248,3 @@ def test_given_dynamic_dimensions_when_sizes_differ_then_only_rank_and_type_coun
     for wrong in (torch.zeros(7), torch.zeros(7, 5, dtype=torch.int32)):
         with pytest.raises(InvalidOutput):
             check.check(wrong)
-
-
-@settings(deadline=None)
-@given(st.lists(st.floats(width=32), max_size=20))
-def test_given_any_values_when_checked_then_just_the_finite_ones_pass(values):
-    check = OutputCheck(torch.zeros(len(values)), fixed_sizes=True)
-    if all(math.isfinite(value) for value in values):
-        check.check(torch.tensor(values))
-    else:
-        with pytest.raises(InvalidOutput, match="NaN or Inf"):
-            check.check(torch.tensor(values))

@@ -80,9 +80,7 @@ class OnnxRuntime(PackageEngine):
             if options.precision == _INT8:
                 plain = _quantised(plain)
                 built = replace(built, left=built.left - int8_in_onnx(plain))
-            settings = _onnx_settings()
-            settings.optimized_model_filepath = str(path)
-            session = _onnx_session(plain, settings, options, tier.device)
+            session = _onnx_session(plain, options, tier.device, path)
             check_count(len(session.get_outputs()), program)
         return built
 
@@ -90,11 +88,7 @@ class OnnxRuntime(PackageEngine):
         return int8_in_onnx(path)
 
     def open(self, path: Path, options: BuildOptions, device: torch.device) -> FlatCall:
-        import onnxruntime
-
-        settings = _onnx_settings()
-        settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        session = _onnx_session(path, settings, options, device)
+        session = _onnx_session(path, options, device)
         if device.type == "cuda":
             return _CudaCall(session, device)
         names = [each.name for each in session.get_inputs()]
@@ -146,24 +140,24 @@ class _CudaCall:
         return [torch.from_numpy(array).to(self._device) for array in binding.copy_outputs_to_cpu()]
 
 
-def _onnx_settings() -> Any:  # noqa: ANN401 - the library has no types
+def _onnx_session(
+    path: Path, options: BuildOptions, device: torch.device, optimised: Path | None = None
+) -> Any:  # noqa: ANN401 - the library has no types
+    """A session that runs a file: one that is optimised, or one whose optimised graph is saved as such a file."""
     import onnxruntime
 
     settings = onnxruntime.SessionOptions()
     settings.intra_op_num_threads = torch.get_num_threads()
     settings.inter_op_num_threads = 1
     settings.log_severity_level = _ERRORS_ONLY
-    # its threads spin while a model runs, and not until the next frame, when others need the processor
+    # Its threads spin while a model runs, and not until the next frame, when others need the processor.
     settings.add_session_config_entry("session.force_spinning_stop", "1")
-    return settings
-
-
-def _onnx_session(path: Path, settings: Any, options: BuildOptions, device: torch.device) -> Any:  # noqa: ANN401
-    import onnxruntime
-
-    return onnxruntime.InferenceSession(
-        str(path), settings, providers=list(_providers(options, device).items())
-    )
+    if optimised is not None:
+        settings.optimized_model_filepath = str(optimised)
+    else:
+        settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    providers = list(_providers(options, device).items())
+    return onnxruntime.InferenceSession(str(path), settings, providers=providers)
 
 
 def _providers(options: BuildOptions, device: torch.device) -> dict[str, dict[str, str]]:

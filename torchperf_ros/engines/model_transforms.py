@@ -325,14 +325,6 @@ def why_not_int8(precision: str, there: Counter[str]) -> str:
     return "" if there[LINEAR] else f"the model has no nn.Linear layer{static}"
 
 
-def int8_share(there: Counter[str], left: Counter[str], int8: Counter[str]) -> dict[str, dict[str, int]]:
-    """By kind of layer, how many the model has, how many are quantised (all but those left), how many run in int8."""
-    return {
-        kind: {"there": count, "quantised": count - left[kind], "int8": int8[kind]}
-        for kind, count in there.items()
-    }
-
-
 def _check_torchao(precision: str) -> None:
     if reason := why_no_int8():
         raise ConfigError(f"parameter precision: {precision!r} cannot be used: {reason}")

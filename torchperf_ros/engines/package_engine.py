@@ -19,7 +19,6 @@ from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs
 from torchperf_ros.engines.engine import Engine, EngineUnavailable, Runner, from_front
 from torchperf_ros.engines.kept_state import KeptState
 from torchperf_ros.engines.model_transforms import (
-    int8_share,
     layers_of,
     matrix_precision,
     transform,
@@ -53,7 +52,8 @@ class Built:
         variants_ms: p50 of each variant that was compiled, the one that was kept first; empty where there
             is one way.
         left: layers that are not quantised, by kind.
-        int8: the manifest's entry on that, see `int8_share`; empty for other precisions.
+        int8: by kind of layer, how many the model has (`there`), how many are `quantised`, and how many run in
+            `int8`; empty for other precisions.
     """
 
     graph: str
@@ -144,7 +144,11 @@ class PackageEngine(Engine):
             built = replace(self.convert(prepared, options, path), outputs=outputs)
         if not there:
             return built
-        share = int8_share(there, built.left, self.in_int8(path))
+        int8 = self.in_int8(path)
+        share = {
+            kind: {"there": count, "quantised": count - built.left[kind], "int8": int8[kind]}
+            for kind, count in there.items()
+        }
         if not any(count["int8"] for count in share.values()):
             layers = ", ".join(
                 f"{count['quantised']} of {count['there']} {kind}" for kind, count in share.items()

@@ -20,6 +20,8 @@ Call = Callable[..., Any]
 Inputs = tuple[torch.Tensor, ...]
 DynamicDims = Mapping[int, Mapping[int, tuple[int, int]]]
 
+_LEAST_SAME_CHOICES = 0.99
+
 
 class ParityError(TorchperfError):
     """An engine's outputs are not those of the eager model; the message holds the figures."""
@@ -198,8 +200,9 @@ def check_engine(
     ranges that it was made for. Another input has to give another output, where eager's does.
 
     Numbers beyond a limit are good enough if the adapter's `scoring` finds the same answers: random inputs
-    hold nothing of what the task is about. Of answers in int8 a score always counts. Where the scoring
-    `judges`, the task's accuracy decides for every precision but fp32. Of a package whose parity is `known`, figures have to be as they
+    hold nothing of what the task is about. Answers in int8 always count, by their score, and without one
+    by which of the values along dimension 1 is the largest. Where the scoring `judges`, the task's accuracy
+    decides for every precision but fp32. Of a package whose parity is `known`, figures have to be as they
     were.
 
     Raises:
@@ -228,8 +231,11 @@ def check_engine(
     if score is not None and not score >= 1.0 - MOST_LOSS:
         least = f"at least {1.0 - MOST_LOSS:g} is needed"
         raise ParityError(f"{text}; the answers' score is {score:.3f}, {least}")
-    if score is None and loss is None and not near:
-        raise ParityError(text)
+    if score is None and loss is None:  # numbers alone decide
+        if not near:
+            raise ParityError(text)
+        if quantised:
+            _check_choices(reference, candidate, held_out or drawn)
     return replace(on_drawn, score=score, loss=loss)
 
 
@@ -272,6 +278,30 @@ def depends_on_state(model: Call, kept: KeptState, inputs: Inputs, outputs: Any)
         return []
     kept.restore()
     return names
+
+
+def _check_choices(reference: Call, candidate: Call, compared: Sequence[Inputs]) -> None:
+    """See that a candidate chooses as eager does: the class of a pixel or of a frame is the largest along dimension 1.
+
+    Raises:
+        ParityError: more than 1 % of an output's choices are others.
+    """
+    chosen = [
+        zip(_choices(reference(*(t.clone() for t in inputs))), _choices(candidate(*inputs)), strict=True)
+        for inputs in compared
+    ]
+    for output, pairs in enumerate(zip(*chosen, strict=True)):
+        share = float(torch.cat([eager == own for eager, own in pairs]).double().mean())
+        if share < _LEAST_SAME_CHOICES:
+            raise ParityError(
+                f"answers differ from eager's: of output {output}, {share:.1%} of the largest along"
+                f" dimension 1 are the same; at least {_LEAST_SAME_CHOICES:.0%} are needed"
+            )
+
+
+def _choices(outputs: Any) -> list[torch.Tensor]:  # noqa: ANN401 - a model may return anything
+    tensors = [tensor for tensor in tensors_in(outputs) if tensor.is_floating_point()]
+    return [t.argmax(1).flatten().cpu() for t in tensors if t.dim() > 1 and t.shape[1] > 1 and t.numel()]
 
 
 def says_something(inputs: Inputs) -> bool:

@@ -157,7 +157,7 @@ class TierLoader:
         return Tier(facts, Runner(model), model, self._device, self._say, steps=steps)
 
     def _with_engine(self, name: str, built: BuiltTier, options: BuildOptions) -> Tier:
-        facts, model, said = TierFacts(name, options.engine), built.model, f"tier {name} runs in eager: "
+        facts, model = TierFacts(name, options.engine), built.model
         runner: Runner | None = None
         try:
             identity = None
@@ -172,23 +172,30 @@ class TierLoader:
             facts.why = _NOT_YET
         except (ConfigError, CaptureFailed):
             raise
-        except ParityError as error:
+        except Exception as error:  # the compiler's boundary: the model may be one that it cannot take
+            facts.why = self._refused(name, runner, options, error)
+        facts.engine = EAGER
+        return self._eager(facts, model)
+
+    def _refused(self, name: str, runner: Runner | None, options: BuildOptions, error: Exception) -> str:
+        """Why the tier runs in eager in place of an engine.
+
+        Raises:
+            CaptureFailed: it may have failed while a CUDA graph was captured.
+        """
+        why, engine = one_line(error), f"{options.label} "
+        if isinstance(error, EngineUnavailable):
+            why, engine = str(error), ""
+        elif isinstance(error, ParityError):
+            why = f"refused: {error}"
             if runner and runner.package:
                 # It is out of date in a way that its key does not show. Built anew, it is checked again.
                 self._remove(runner.package.path)
                 self.missing.append(name)
-            facts.why = f"refused: {error}"
-            self._say(f"{said}{options.label} {facts.why}")
-        except EngineUnavailable as error:
-            facts.why = str(error)
-            self._say(f"{said}{facts.why}")
-        except Exception as error:  # the compiler's boundary: the model may be one that it cannot take
-            facts.why = one_line(error)
-            if self._device.is_cuda and options != options.without_graphs():
-                raise CaptureFailed(f"tier {name}: {options.label}: {facts.why}") from error
-            self._say(f"{said}{options.label} {facts.why}")
-        facts.engine = EAGER
-        return self._eager(facts, model)
+        elif self._device.is_cuda and options != options.without_graphs():
+            raise CaptureFailed(f"tier {name}: {options.label}: {why}") from error
+        self._say(f"tier {name} runs in eager: {engine}{why}")
+        return why
 
     def _tier(
         self,

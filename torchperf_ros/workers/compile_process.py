@@ -188,14 +188,14 @@ class PackageBuilder:
             "packages": [setup.packages[number] for number in numbers],
         }
         self._tried |= set(wanted)
-        self._count = len(wanted)
-        self.progress = f"compiling 1 of {self._count}"
         try:
             self.process = CompileProcess(job, background=True)
-            self._held = self._has_warned = False
         except OSError as error:
-            self.progress = ""
             self._warn(f"packages of {', '.join(wanted)} cannot be compiled: {error}")
+            return
+        self._held = self._has_warned = False
+        self._count = len(wanted)
+        self.progress = f"compiling 1 of {self._count}"
 
     def hold(self, *, held: bool) -> None:
         """Let what compiles stand still while a worker is missing.
@@ -208,7 +208,9 @@ class PackageBuilder:
 
     def listen(self) -> None:
         """Take in the messages of the process; clean up when it has ended."""
-        self._reap()
+        for process in [process for process in self.killed if process.ended]:
+            self.killed.remove(process)
+            process.close()
         if self.process is None:
             return
         try:
@@ -218,9 +220,8 @@ class PackageBuilder:
             self.stop()
             return
         if messages is None:
-            now_s = time.monotonic()
-            self._silent_since_s = self._silent_since_s or now_s
-            if not self.process.ended and now_s - self._silent_since_s < _SILENT_S:
+            self._silent_since_s = self._silent_since_s or time.monotonic()
+            if not self.process.ended and time.monotonic() - self._silent_since_s < _SILENT_S:
                 return  # it is asked again: workers are looked after meanwhile
             reason = self.process.death_reason(wait=False)
             if reason and not self._has_warned:
@@ -242,11 +243,6 @@ class PackageBuilder:
             self.process.kill()
             self.killed.append(self.process)
             self.process = self._silent_since_s = None
-
-    def _reap(self) -> None:
-        for process in [process for process in self.killed if process.ended]:
-            self.killed.remove(process)
-            process.close()
 
     def close(self) -> None:
         self.stop()

@@ -289,11 +289,10 @@ def use_compiler_cache(cache_dir: str, limit_bytes: int) -> IO[str] | None:
     except OSError:
         return None
     if not os.environ.get(VARIABLE) and _size_bytes(folder) > limit_bytes:
-        try:
+        # Where another process compiles, the next one to start alone empties it.
+        with contextlib.suppress(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder, ignore_errors=True)
-        except BlockingIOError:  # another process compiles; the next one to start alone empties it
-            pass
     fcntl.flock(lock, fcntl.LOCK_SH)
     compile_in(folder)
     return lock
