@@ -44,13 +44,13 @@ def main() -> int:
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
         os.setpriority(os.PRIO_PROCESS, 0, _LOWEST)
     os.umask(os.umask(0o022) | 0o022)  # the node refuses a package that others can write
-    lock = None
     try:
         if "folder" in job:
             os.environ["TMPDIR"] = job["folder"]
             compile_in(job["folder"])
         else:
-            lock = use_compiler_cache(job.get("cache_dir", ""), job.get("cache_mib", 1024) << 20)
+            # Held until the process ends.
+            _lock = use_compiler_cache(job.get("cache_dir", ""), job.get("cache_mib", 1024) << 20)
         # What is imported stays: to look through it again and again takes part of a second.
         gc.disable()
         # It imports torch, which takes seconds.
@@ -63,9 +63,6 @@ def main() -> int:
     except (Exception, SystemExit) as error:  # the process's boundary; a user's adapter may call exit()
         text = f"{type(error).__name__}: {error}"
         say("failed", tier=", ".join(job["tiers"]), text=text, detail=traceback.format_exc())
-    finally:
-        if lock is not None:
-            lock.close()
     return 1
 
 

@@ -189,7 +189,12 @@ def code_hash(model: torch.nn.Module) -> str:
     for name, module in model.named_modules(remove_duplicate=False):
         kind = type(module)
         roots |= {base.__module__ for base in kind.__mro__ if isinstance(base.__module__, str)}
-        lines.append(f"{name} {name_of(kind)} {_attributes(module, roots)};")
+        # What distinguishes this module from others of its class, apart from weights and submodules.
+        own = _OF_FX if isinstance(module, torch.fx.GraphModule) else _OF_EVERY_MODULE
+        values = {key: value for key, value in vars(module).items() if key not in own}
+        values |= {key: list(vars(module)[key].values()) for key in _HOOKS if vars(module).get(key)}
+        attributes = sorted(f"{key}={_described(value, roots)}" for key, value in values.items())
+        lines.append(f"{name} {name_of(kind)} {attributes};")
         lines.append(_code_of(module))  # of a graph or a script, whose class is made at run time
     return _digest([*lines, *_sources(roots)])
 
@@ -207,13 +212,6 @@ def _code_of(value: object) -> str:
         code = getattr(value, "code", "")
         return code if isinstance(code, str) else ""
     return ""
-
-
-def _attributes(module: torch.nn.Module, roots: set[str]) -> list[str]:
-    own = _OF_FX if isinstance(module, torch.fx.GraphModule) else _OF_EVERY_MODULE
-    values = {key: value for key, value in vars(module).items() if key not in own}
-    hooks = {key: list(vars(module)[key].values()) for key in _HOOKS if vars(module).get(key)}
-    return sorted(f"{key}={_described(value, roots)}" for key, value in {**values, **hooks}.items())
 
 
 # one a kind

@@ -39,10 +39,6 @@ _DYNAMIC_DRAWS = 4
 _STATIC = "its package runs the example's shapes only"
 
 
-class ShapesRefused(TorchperfError):
-    """A shape policy does not go with the model or engine."""
-
-
 @dataclass(frozen=True)
 class _Plan:
     """What runs inputs of one layout, and what that counts as; the elements are those of a hit's inputs."""
@@ -192,7 +188,7 @@ class ShapeRunner:
         self._plans: dict[Any, _Plan] = {}
 
     def _prepare(self, policy: str) -> None:
-        """Warm everything up and compare with eager, or raise `ShapesRefused` with what does not go."""
+        """Warm everything up and compare with eager, or raise a `TorchperfError` with what does not go."""
         self._choose(policy)
         reasons = {
             "the adapter declares no dynamic_dims": not self._axes,
@@ -203,7 +199,7 @@ class ShapeRunner:
             ),
         }
         if policy != "exact" and (why := next((reason for reason, holds in reasons.items() if holds), "")):
-            raise ShapesRefused(why)
+            raise TorchperfError(why)
         inside = [shapes for shapes in self.shapes if within(shapes, self._axes, self._usual)]
         buckets = [shapes for shapes in inside if policy == "bucket" and self._bucket(shapes) == shapes]
         for shapes in (each for each in self.shapes if each not in buckets):
@@ -246,7 +242,7 @@ class ShapeRunner:
             try:
                 self._check(self._eager(*inputs), self._run_held(bucket, valid, *inputs))
             except ParityError as error:
-                raise ShapesRefused(
+                raise TorchperfError(
                     f"padding {format_shapes(valid)} to {format_shapes(bucket)} changes the result: {error};"
                     " where only sizes differ, the adapter's `unpad` has to cut the outputs"
                 ) from error
