@@ -227,17 +227,6 @@ def test_given_an_edit_in_a_file_that_the_model_comes_from_when_identified_then_
     assert code_of(tmp_path, name) != before
 
 
-def test_given_modules_that_are_loaded_besides_when_identified_then_the_key_is_the_same(
-    tmp_path, monkeypatch
-):
-    """Another process has imported others: a command, a worker, a tuner."""
-    monkeypatch.syspath_prepend(tmp_path)
-    before = code_of(tmp_path)
-    net = sys.modules["fingerprinted.net"]
-    importlib.import_module("fingerprinted.unused")
-    assert code_hash(net.Net()) == before
-
-
 @torch.jit.script
 def scripted(x):
     return x * 1.5

@@ -71,16 +71,6 @@ def load(adapters, cache, **options):
     return Loaded(adapters.Compiled({}, CPU), cache, BuildOptions(AUTO, **options))
 
 
-def test_given_nothing_when_loaded_then_the_tier_runs_in_eager_and_is_missing(engines, adapters, tmp_path):
-    loaded = load(adapters, tmp_path / "cache")
-    assert (loaded.facts.engine, loaded.facts.why, loaded.missing) == (
-        "eager",
-        "not compiled yet",
-        ["full"],
-    )
-    assert (loaded.reported, engines["timed"]) == ([], [])
-
-
 def test_given_engines_when_built_then_the_fastest_is_taken_with_the_figures_of_all(
     engines, adapters, tmp_path
 ):
@@ -275,14 +265,6 @@ def test_given_a_package_for_another_torch_machine_or_signature_when_loaded_then
     with pytest.raises(
         PackageError, match=rf"static.pt2 was built for .*; this is {torch.__version__[:4]}"
     ):
-        users_package(path, None, CPU, example_of(), {})
-
-
-def test_given_another_kind_of_file_when_loaded_then_it_says_so(tmp_path):
-    path = tmp_path / "other.pt2"
-    path.write_bytes(b"no archive")
-    sign(path)
-    with pytest.raises(PackageError, match=r"other.pt2 cannot be loaded by torch"):
         users_package(path, None, CPU, example_of(), {})
 
 

@@ -4,9 +4,9 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -39,8 +39,7 @@ _DYNAMIC_DRAWS = 4
 _STATIC = "its package runs the example's shapes only"
 
 
-@dataclass(frozen=True)
-class _Plan:
+class _Plan(NamedTuple):
     """What runs inputs of one layout, and what that counts as; the elements are those of a hit's inputs."""
 
     call: Call

@@ -68,8 +68,8 @@ def main(frames_fd: int, control_fd: int, ring_fd: int, result_fd: int) -> int:
         if not isinstance(error, TorchperfError):
             text = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
         with contextlib.suppress(OSError):
-            permanent, captures = isinstance(error, _PERMANENT), isinstance(error, CaptureFailed)
-            reports.say(LastWords(text, permanent=permanent, without_graphs=captures))
+            without_graphs = isinstance(error, CaptureFailed)
+            reports.say(LastWords(text, isinstance(error, _PERMANENT), without_graphs=without_graphs))
         leave(1)
     return 0
 

@@ -102,14 +102,11 @@ class OutputCheck:
 
 
 def _words(signature: Sequence[tuple[object, ...]]) -> str:
-    return (
-        ", ".join(f"{str(kind).removeprefix('torch.')} {_sizes(sizes)}" for kind, sizes in signature)
-        or "none"
-    )
-
-
-def _sizes(sizes: object) -> object:
-    return tuple(sizes) if isinstance(sizes, torch.Size) else sizes
+    words = [
+        f"{str(kind).removeprefix('torch.')} {tuple(sizes) if isinstance(sizes, torch.Size) else sizes}"
+        for kind, sizes in signature
+    ]
+    return ", ".join(words) or "none"
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:

@@ -40,7 +40,6 @@ from torchperf_ros.workers.worker_setup import WorkerSetup
 
 _NOT_YET = "not compiled yet"
 _PROBE = 77  # the seed of inputs that no check draws
-_SEEDS = 2  # of random inputs that a worker compares; a build compares more
 
 
 class TierLoader:
@@ -220,8 +219,8 @@ class TierLoader:
                 example,
                 built.dims,
                 options.precision,
-                _SEEDS,
-                built.scoring,
+                seeds=2,  # a build compares more
+                scoring=built.scoring,
                 known=known,
             )
         # Eager itself takes inputs of any size.
@@ -287,6 +286,5 @@ class TierLoader:
 
 
 def _hashes_of(runner: Runner) -> tuple[str, ...]:
-    """Weights and code of what a package was built from, as far as its manifest says so."""
     identity = runner.package.identity if runner.package else None
     return (identity.weights, identity.code) if identity else ()
