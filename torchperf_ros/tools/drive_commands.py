@@ -202,11 +202,14 @@ def doctor(
     raise typer.Exit(max(one.status for one in found))
 
 
-def demo(
+def demo(  # noqa: PLR0913, PLR0917 - one parameter for each option
     log: Annotated[Path | None, Option(help="Play this rosbag2 or ROS 1 .bag, not the drawn road.")] = None,
     seconds: Annotated[
         float, Option(min=1.0, help="How long to drive; a shorter log is played again.")
     ] = 20.0,
+    cameras: Annotated[
+        int, Option(min=1, max=8, help="Several: one model for all of them, with faults in the first.")
+    ] = 1,
     sabotage: Annotated[
         bool, Option("--sabotage", help="Make workers stall, hang, raise, die and emit NaN.")
     ] = False,
@@ -234,13 +237,17 @@ def demo(
         fail(
             f"--engine {engine!r} is not there; it has to be one of: {', '.join(ENGINE_CHOICES)}", BAD_INPUT
         )
+    if log is not None and cameras > 1:
+        fail(
+            f"--cameras {cameras}: the drive of a log has the one camera of the log; leave one of the two out"
+        )
     check_outputs({"--json": json_file, "--svg": svg_file})
     with console(stderr=True).status("loading ROS"):
         from torchperf_ros.tools.demo.drive import DemoDrive, DriveError, DriveOptions
 
     shown = console()
     tui = shown.is_terminal and not no_tui
-    options = DriveOptions(log, seconds, sabotage, engine, tui, metrics_port, json_file, svg_file)
+    options = DriveOptions(log, cameras, seconds, sabotage, engine, tui, metrics_port, json_file, svg_file)
     try:
         status = DemoDrive(options, shown).run()
     except DriveError as error:

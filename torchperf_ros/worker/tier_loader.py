@@ -31,6 +31,7 @@ from torchperf_ros.engines.package import (
 from torchperf_ros.engines.parity import ParityError, check_engine, depends_on_state, random_inputs
 from torchperf_ros.engines.shape_runner import ShapeRunner
 from torchperf_ros.settings.build_options import AUTO, BuildOptions
+from torchperf_ros.worker.batching import batch_shapes
 from torchperf_ros.worker.tier import InvalidOutput, OutputCheck, Tier
 from torchperf_ros.workers.control import TierFacts
 from torchperf_ros.workers.engine_choice import EAGER
@@ -56,8 +57,7 @@ class TierLoader:
         self._adapter = adapter
         self._dims = adapter.dynamic_dims()
         self._setup = setup
-        self._device = device
-        self._on = device.device
+        self._device, self._on = device, device.device
         self._say = say
         self._cache = open_cache(setup.cache_dir, setup.cache_mib)
         self._models: dict[str, tuple[torch.nn.Module, KeptState]] = {}
@@ -223,18 +223,22 @@ class TierLoader:
                 scoring=built.scoring,
                 known=known,
             )
+        wanted, dims = self._setup.shapes, varying_dims(options, self._dims)
+        if self._setup.batch > 1 and dims and not runner.static:  # an engine for ranges takes batches, too
+            common = (*wanted.common, *batch_shapes(self._adapter, example, self._setup.batch))
+            wanted = replace(wanted, common=common)
         # Eager itself takes inputs of any size.
-        if runner.call is not model or self._setup.shapes.policy == "bucket":
+        if runner.call is not model or wanted.policy == "bucket":
             shapes = ShapeRunner(
                 runner.call,
                 model,
-                self._setup.shapes,
+                wanted,
                 self._dims,
                 example,
                 options.precision,
                 parity,
                 unpad=self._adapter.unpad,
-                dynamic_engine=options.engine == EAGER or bool(varying_dims(options, self._dims)),
+                dynamic_engine=options.engine == EAGER or bool(dims),
                 static=runner.static,
             )
             shapes.warm_up()

@@ -6,6 +6,7 @@ A table of the stages, one of the sabotage, and an exit status.
 import json
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -83,7 +84,7 @@ class DriveState(NodeState):
         """Know nothing yet but what is to be driven."""
         super().__init__("/perf")
         self.title, self.seconds = title, seconds  # what is driven, and how long it is to last
-        self.sabotaged = False
+        self.sabotaged, self.cameras = False, 1
         self.phase = "starting"  # or `driving`, or what is going on in words
         self.injections: list[Injection] = []  # what was sabotaged
         self.player: dict[str, Any] = {}  # what the player wrote at its end
@@ -158,7 +159,7 @@ def judge(state: DriveState) -> DriveResult:
     if not state.player:
         failures.append("player: ended before its time")
     published = state.player.get("images", 0)
-    received = next(iter(state.stages.values())).count("frames") if state.stages else None
+    received = _received(list(state.stages.values())[: state.cameras])
     if received is not None and received < published * _RECEIVED_SHARE:
         notes.append(
             f"player: of {published} images only {received} reached the node; with Fast DDS, images need"
@@ -177,6 +178,13 @@ def judge(state: DriveState) -> DriveResult:
     if state.sabotaged and not state.injections:
         short.append("sabotage: no fault was injected, as the workers did not all serve at any time")
     return DriveResult(failures, short, notes, busy)
+
+
+def _received(cameras: Sequence[StageState]) -> int | None:
+    """Images that the node has counted; None before it has reported."""
+    counts = [stage.count("frames") for stage in cameras]
+    known = [count for count in counts if count is not None]
+    return sum(known) if known and len(known) == len(counts) else None
 
 
 def _short_of(stage: StageState, needed: Shares) -> list[str]:
@@ -275,7 +283,7 @@ def _stage_table(state: DriveState) -> Table:
             DASH if count is None else f"{count:,}"
             for count in (stage.count("frames"), stage.dropped, _answered(stage), stage.count("restarts"))
         )
-        p50, p99 = short(stage.values.get("p50_ms")), short(stage.values.get("p99_ms"))
+        p50, p99 = short(stage.number("p50_ms")), short(stage.number("p99_ms"))
         table.add_row(
             stage.name, frames, dropped, answered, on_time, p50, p99, _lateness(stage.worst_ms), restarts
         )
