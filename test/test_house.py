@@ -45,10 +45,10 @@ OPTIONS = 210
 """And arguments, of all commands."""
 PARAMETERS = 121
 """Of the node and of one stage."""
-DATACLASSES = 213
+DATACLASSES = 212
 SWITCHED_OFF = 6
 """Places where the formatter is switched off: tables."""
-PRIVATE_NAMES_IN_TESTS = 89
+PRIVATE_NAMES_IN_TESTS = 85
 """Uses of `other._name` in tests."""
 FIGURES_OF_SPEECH = 0
 """Words that CONVENTIONS replaces by terms and actors: told, said, what of, whatever, nobody."""
