@@ -27,9 +27,9 @@ STATEMENTS = {
     "settings": 1179,
     # Braking along an earlier plan begins where the vehicle is; what is only beside the way is no ground.
     "safety": 3238,
-    "workers": 2888,
+    "workers": 2869,
     "stage": 3338,
-    "engines": 2428,
+    "engines": 2371,
     "worker": 1558,
     "observe": 6100,
     # A node that a roll-out may reach loads it at configure, not on the thread that receives frames.

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchperf_ros.engines.quantisation import quiet_log
+from torchperf_ros.engines.model_transforms import quiet_log
 from torchperf_ros.tools.inspect import graph_breaks
 from torchperf_ros.tools.inspect.graph_breaks import GraphBreak
 from torchperf_ros.tools.inspect.inspected_model import InspectedModel, InspectError, shapes_text

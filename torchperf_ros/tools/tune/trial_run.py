@@ -40,11 +40,11 @@ from torchperf_ros.engines.built_tier import (
     varying_dims,
 )
 from torchperf_ros.engines.device import Device, choose_device
-from torchperf_ros.engines.engine import make_runner
 from torchperf_ros.engines.fingerprint import changing_weights, files_hash, identify, tiers_of
 from torchperf_ros.engines.kept_state import KeptState
 from torchperf_ros.engines.model_transforms import applies, in_precision, matrix_precision
 from torchperf_ros.engines.outputs import shapes_of
+from torchperf_ros.engines.package import make_runner
 from torchperf_ros.engines.package_build import peak_memory_bytes
 from torchperf_ros.engines.parity import Parity, ParityError, check_engine, random_inputs
 from torchperf_ros.engines.shape_runner import ShapeRunner
