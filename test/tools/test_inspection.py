@@ -211,18 +211,3 @@ def test_given_the_compilers_words_when_explained_then_kind_and_guard_are_right(
     assert "#" not in found.guard
     assert (found.function, found.file, found.line) == ("forward", "n.py", 2)
     assert found.advice
-
-
-def test_given_sizes_that_vary_when_inspected_then_dynamic_is_proposed_by_what_came_of_it(inspect_sample):
-    (anything,) = inspect_sample("any_shape", "8x6", "4x6", "7x6").recompilations
-    assert "torch.compile(dynamic=True) was tried: 0 recompilations instead of 1." in anything.advice
-    (equal,) = inspect_sample("any_shape", "8x8", "4x8", "6x8", "3x8").recompilations
-    assert (
-        "1 recompilation instead of 1. It does not help here." in equal.advice
-    )  # equal sizes are one to the compiler
-    size, branch = inspect_sample("shape_if", "8x6", "4x6", "7x6").recompilations
-    assert (
-        "dynamic=True) was tried: 1 recompilation instead of 2. What is left is compiled for each side"
-        in size.advice
-    )
-    assert "dynamic" not in branch.advice

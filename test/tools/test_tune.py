@@ -25,10 +25,9 @@ from torchperf_ros.settings.build_options import BuildOptions
 from torchperf_ros.settings.params_file import read_params_file
 from torchperf_ros.tools import main as cli
 from torchperf_ros.tools.tune import search, trial_run
-from torchperf_ros.tools.tune.ranking import Limits, Ranking
 from torchperf_ros.tools.tune.search import TuneOptions, TuneSearch, TuneState, ask_facts, state_path
 from torchperf_ros.tools.tune.target import target_of_adapter, target_of_file, tuned_parameters
-from torchperf_ros.tools.tune.trial import Facts, TrialOutcome, TuneCandidate, TuneTrial
+from torchperf_ros.tools.tune.trial import Facts, Limits, Ranking, TrialOutcome, TuneCandidate, TuneTrial
 from torchperf_ros.tools.tune.trial_run import facts_of, run_trial
 from torchperf_ros.workers import compile_process
 
@@ -73,7 +72,7 @@ def target(*tiers, **options):
 
 def tried(tmp_path, *candidates, tiers=("full",), timeout_s=PATIENCE_S, judged=3, **options):
     """What becomes of these candidates in this order."""
-    state = TuneState(tmp_path / "state.jsonl", resume=True)
+    state = TuneState(tmp_path / "state.jsonl")
     how = TuneOptions(Limits(1e4), seconds=0.02, timeout_s=timeout_s, minutes=60.0, judged=judged)
     facts = replace(FACTS, has_task="task" in options)
     walk = TuneSearch(target(*tiers, **options), facts, how, state, Console(quiet=True))
@@ -179,10 +178,7 @@ def test_given_results_without_accuracy_or_of_other_examples_when_resumed_then_t
         old["trial"]["figures"]["score"],
     )  # as earlier versions wrote it
     (tmp_path / "state.jsonl").write_text(json.dumps(old) + "\n")
-    assert (
-        TuneState(tmp_path / "state.jsonl", resume=True).find("full", TuneCandidate(), 1.0).figures.accuracy
-        is None
-    )
+    assert TuneState(tmp_path / "state.jsonl").find("full", TuneCandidate(), 1.0).figures.accuracy is None
     assert accuracies(3)[0].judged == 3
 
 
@@ -219,9 +215,9 @@ def test_given_other_tiers_and_a_state_when_searched_again_then_the_best_is_chec
 
 
 def test_given_a_hang_when_there_is_more_time_now_then_it_is_tried_again(tmp_path):
-    state = TuneState(tmp_path / "state.jsonl", resume=True)
+    state = TuneState(tmp_path / "state.jsonl")
     state.add(TuneTrial("full", TuneCandidate(), TrialOutcome.HUNG, "no end", None, 5.0, 5.0))
-    again = TuneState(tmp_path / "state.jsonl", resume=True)
+    again = TuneState(tmp_path / "state.jsonl")
     assert again.find("full", TuneCandidate(), 5.0).outcome == TrialOutcome.HUNG
     assert again.find("full", TuneCandidate(), 6.0) is None
     assert again.find("fast", TuneCandidate(), 5.0) is None
@@ -229,14 +225,13 @@ def test_given_a_hang_when_there_is_more_time_now_then_it_is_tried_again(tmp_pat
 
 def test_given_a_state_that_was_cut_off_when_read_then_the_rest_is_found(tmp_path):
     path = tmp_path / "state.jsonl"
-    TuneState(path, resume=True).add(TuneTrial("full", precision("bf16"), TrialOutcome.CRASHED, "x"))
+    TuneState(path).add(TuneTrial("full", precision("bf16"), TrialOutcome.CRASHED, "x"))
     with path.open("a") as file:
         file.write('{"trial": {"ti')
-    state = TuneState(path, resume=True)
+    state = TuneState(path)
     assert list(state.of_tier("full")) == [precision("bf16")]
     state.add(TuneTrial("full", precision("fp16"), TrialOutcome.CRASHED, "x"))
-    assert set(TuneState(path, resume=True).of_tier("full")) == {precision("bf16"), precision("fp16")}
-    assert not TuneState(path, resume=False).of_tier("full")
+    assert set(TuneState(path).of_tier("full")) == {precision("bf16"), precision("fp16")}
 
 
 def test_given_many_states_when_another_is_opened_then_the_oldest_are_removed(tmp_path):
@@ -331,10 +326,7 @@ def test_given_one_that_crashes_when_tuned_then_the_tiers_are_found_and_the_node
     assert (stage.name, stage.adapter, stage.output) == ("tiny", ADAPTER, "tiny_output")
     assert (stage.tiers, stage.engine, stage.budget_ms) == (("full", "fast"), "eager", 2000.0)
     assert stage.options == {"crash_in": "bf16"}
-    assert (
-        "stage 'tiny' and output 'tiny_output': made from the class's name; --params FILE keeps"
-        in done.stdout
-    )
+    assert "stage 'tiny' and output 'tiny_output': other names come from --params FILE" in done.stdout
     report = json.loads(figures.read_text())
     assert report["complete"] is True
     found = {
@@ -436,7 +428,7 @@ def test_given_a_run_that_was_ended_when_run_again_until_ctrl_c_then_it_goes_on_
 
 
 def test_given_no_time_left_when_searched_then_nothing_more_is_tried(tmp_path):
-    state = TuneState(tmp_path / "state.jsonl", resume=True)
+    state = TuneState(tmp_path / "state.jsonl")
     walk = TuneSearch(
         target("full"), FACTS, TuneOptions(Limits(1e4), minutes=0.0), state, Console(quiet=True)
     )
@@ -450,7 +442,7 @@ def test_given_no_time_left_when_searched_then_nothing_more_is_tried(tmp_path):
         ([], ["adapter", "--params"]),
         (["nonsense"], ["'nonsense'", "module:Class"]),
         ([ADAPTER, "--budget-ms", "-3"], ["--budget-ms", "-3", "above 0"]),
-        ([ADAPTER, "--max-error", "nan"], ["--max-error", "nan"]),
+        ([ADAPTER, "--max-loss", "nan"], ["--max-loss", "nan"]),
         ([ADAPTER, "--engines", "eager,jit"], ["'jit'", "eager, compile, aoti"]),
         ([ADAPTER, "--json", "/nowhere/tuned.json"], ["/nowhere/tuned.json", "existing folder"]),
         ([ADAPTER, "--options", "[]"], ["options", "[]"]),

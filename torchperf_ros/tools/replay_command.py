@@ -17,7 +17,7 @@ from torchperf_ros.tools.shell import File, Files, Texts
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from torchperf_ros.replay.batch.batch_cluster import BatchOptions
+    from torchperf_ros.replay.batch.batch_tasks import BatchOptions
     from torchperf_ros.replay.replay_options import ReplayOptions
     from torchperf_ros.replay.replay_result import ReplayResult
 
@@ -129,7 +129,7 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter for each option
         raise ConfigError("--json, --parquet: one file of each kind, for example --json run.json")
     shell.check_outputs(outputs, logs, _OF_LOGS)
     if is_batch(logs):
-        from torchperf_ros.replay.batch.batch_cluster import BatchOptions
+        from torchperf_ros.replay.batch.batch_tasks import BatchOptions
 
         batch = BatchOptions(output or Path("replays"), parallel, scheduler)
         raise typer.Exit(_many(logs, options, batch, files, dry_run))
@@ -156,7 +156,7 @@ def _many(
         return 0
     shell.need("dask", "distributed", "pyarrow", "cryptography")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends it as Ctrl-C does
-    return replay_batch(logs, options, batch, shell.progress_bars(), shown).status
+    return replay_batch(logs, options, batch, shell.progress_bars(), shown)
 
 
 def _one(log: Path, options: "ReplayOptions", files: list[Path], *, dry_run: bool) -> bool:

@@ -41,21 +41,6 @@ class Target:
         """What each process gets that loads the adapter."""
         return {"adapter": self.stage.adapter, "options": self.stage.options, "device": self.node.device}
 
-    @property
-    def made_up(self) -> str:
-        """The names that are none of the user's own, for a sentence.
-
-        "" where a file or an option gave them.
-        """
-        name, output = self.stage.name, self.stage.output
-        if self.has_base or name in STAGE_DEFAULTS:
-            return ""
-        made = {
-            f"stage {name!r}": name == _name_of(self.stage.adapter),
-            f"output {output!r}": output == f"{name}_output",
-        }
-        return " and ".join(what for what, is_made in made.items() if is_made)
-
     def having(self, tiers: Sequence[str]) -> "Target":
         """The same, once it is known which tiers the adapter builds."""
         values = {**self.values, f"{self.stage.name}.tiers": list(tiers)}
