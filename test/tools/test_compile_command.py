@@ -320,7 +320,7 @@ def test_given_packages_when_cleared_or_one_removed_by_the_beginning_of_its_key_
         assert (result.exit_code, len(cache.entries())) == (2, 2)
         assert f"has a key that begins with {key!r}" in result.stderr
     (cache.folder / "ab0.1.part.pt2").write_bytes(bytes(1 << 20))
-    result = listed(cache, "--clear")
+    result = listed(cache, "--remove", "all")
     assert (result.exit_code, list(cache.folder.glob("*[!.lock]"))) == (0, [])
     assert "removed 2 packages, 3.0 MiB" in result.stdout
 
@@ -354,7 +354,7 @@ def test_given_a_cache_of_somebody_else_when_cleared_then_the_parameter_is_named
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "unlink", refuse)
-    result = listed(cache, "--clear")
+    result = listed(cache, "--remove", "all")
     assert result.exit_code == 2
     assert "parameter cache_dir: " in result.stderr
     assert "Traceback" not in result.stderr

@@ -56,7 +56,6 @@ class Command(TyperCommand):
         self.help = _flowing(self.help, wide=self.rich_markup_mode is not None)
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - typer's own copies of click's types
-        """Run it."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError:  # `| head` has seen enough; typer ends quietly
@@ -86,7 +85,6 @@ class CommandGroup(TyperGroup):
 
 
 def fail(text: str, status: int = BAD_INPUT) -> NoReturn:
-    """One line for what cannot be done, and the exit status."""
     sys.stderr.write(f"torchperf: {text}\n")
     raise typer.Exit(status)
 
@@ -230,7 +228,6 @@ def pairs(flag: str, texts: Iterable[str], sign: str, form: str) -> dict[str, st
 
 
 def words(text: str) -> list[str]:
-    """What stands between commas."""
     return [word.strip() for word in text.split(",") if word.strip()]
 
 

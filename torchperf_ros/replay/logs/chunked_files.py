@@ -122,8 +122,6 @@ _UNPACK: Final[Mapping[str, Callable[[bytes, int], bytes]]] = {
 
 @dataclass(frozen=True)
 class Chunk:
-    """Where a chunk lies in a file."""
-
     offset: int  # of its record, in bytes
     end: int  # likewise; that of the file if the file breaks off before
     start_ns: int = 0  # of its messages
@@ -335,8 +333,6 @@ def _indexed(index: mcap_records.ChunkIndex) -> int:
 
 
 class McapFile(ChunkedFile):
-    """One `.mcap` file, with chunks or without."""
-
     _magic, _recover = MCAP_MAGIC, "mcap recover"
     _chunk, _message, _data_end = Opcode.CHUNK, Opcode.MESSAGE, Opcode.DATA_END
     _definitions = frozenset({Opcode.SCHEMA, Opcode.CHANNEL})

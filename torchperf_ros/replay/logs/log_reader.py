@@ -44,8 +44,6 @@ _STORAGES: Final[Mapping[str, type[ChunkedFile | Db3File]]] = {
 
 
 class LogMessage(NamedTuple):
-    """One message of a log."""
-
     topic: str  # where it was published
     type_name: str  # for example `sensor_msgs/msg/Image`
     data: bytes  # CDR bytes; those of a ROS 1 log converted
@@ -54,8 +52,6 @@ class LogMessage(NamedTuple):
 
 @dataclass(frozen=True)
 class LogTopic:
-    """A topic of a log."""
-
     name: str  # for example `/tf_static`
     # as `tf2_msgs/msg/TFMessage`; of two types, that of most messages, and each message says its own
     type_name: str

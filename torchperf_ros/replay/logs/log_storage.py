@@ -92,14 +92,12 @@ class LogNotes:
     """Counts what is wrong with a log, and notes it once, however often the log is read."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
-        """Start without notes; `say` is given each in one line."""
         self.findings = LogFindings()
         self._say = say
         self._noted: set[str] = set()
         self._lost: dict[Path, set[object]] = {}
 
     def note(self, text: str) -> None:
-        """Say something, once."""
         if text not in self._noted:
             self._noted.add(text)
             self._say(text)

@@ -74,14 +74,11 @@ class DriveOptions:
     sabotage: bool = False
     engine: str | None = None  # None: packages that are on this machine, else eager
     tui: bool = True  # whether the terminal shows the live view
-    metrics_port: int = 0
     json_file: Path | None = None
     svg_file: Path | None = None
 
 
 class DemoDrive:
-    """One drive, from the first process to the verdict."""
-
     def __init__(self, options: DriveOptions, console: Console) -> None:
         """Look at the log, if there is one; raises `LogError` where the log cannot be played."""
         self._options = options
@@ -236,7 +233,6 @@ class FaultGate:
 
 
 def drive_picture(state: DriveState, width: int, height: int) -> RenderableType:
-    """The whole view, to fill a terminal of this size."""
     words = (
         f"{state.elapsed_s:.1f} of {state.seconds:.0f} s "
         if state.phase == "driving"
@@ -285,7 +281,7 @@ def drive_parameters(options: DriveOptions, image_type: str, folder: Path) -> di
         stages[stage] = {"adapter": adapter, "options": json.dumps(own), "engine": options.engine or AUTO}
     values = {
         "autostart": True,
-        "metrics_port": options.metrics_port,
+        "metrics_port": 0,
         "compile_missing": options.engine is not None,
     }
     return {**values, "stages": list(STAGES), **stages}

@@ -96,7 +96,6 @@ def _run(log: LogReader | None, seconds: float) -> None:
 
 
 def main() -> int:
-    """Entry of the process; returns its exit status."""
     log_path, seconds = json.loads(sys.argv[1])
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

@@ -80,7 +80,6 @@ class DriveState(NodeState):
     """The node, its player and its saboteurs: everything that the view and the verdict are made of."""
 
     def __init__(self, title: str, seconds: float) -> None:
-        """Know nothing yet but what is to be driven."""
         super().__init__("/perf")
         self.title, self.seconds = title, seconds  # what is driven, and how long it is to last
         self.sabotaged = False
@@ -201,7 +200,6 @@ def _short_of(stage: StageState, needed: Shares) -> list[str]:
 
 
 def summary(state: DriveState, result: DriveResult) -> RenderableType:
-    """The end of a drive in words and tables."""
     parts: list[RenderableType] = [_stage_table(state)]
     if state.injections:
         parts.append(_sabotage_table(state))

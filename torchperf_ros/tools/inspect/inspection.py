@@ -78,7 +78,6 @@ class Recompilation:
 
     @property
     def advice(self) -> str:
-        """What would help."""
         return _ADVICE[self.kind]
 
 
@@ -337,7 +336,6 @@ def as_json(inspection: Inspection, max_breaks: int | None) -> dict[str, Any]:
 
 
 def show(inspection: Inspection, console: Console, max_breaks: int | None) -> None:
-    """Print it, most important first, the summary last."""
     console.print(Text(inspection.target, style="bold"))
     console.print(Text(f"torch {torch.__version__} · {inspection.device}"))
     for number, item in enumerate(inspection.breaks, 1):

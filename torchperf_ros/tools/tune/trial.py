@@ -171,8 +171,6 @@ class TrialFigures:
 
 
 class TrialOutcome:
-    """What may become of a candidate, see `TuneTrial`."""
-
     MEASURED, REFUSED, CRASHED, HUNG = "measured", "refused", "crashed", "hung"
 
 
@@ -232,8 +230,6 @@ class Limits:
 
 
 class Group(enum.IntEnum):
-    """Where in the table a trial stands."""
-
     FITS = 0
     OVER_BUDGET = 1
     REFUSED = 2
