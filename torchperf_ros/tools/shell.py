@@ -210,8 +210,10 @@ def json_object(text: str) -> dict[str, Any]:
     return found
 
 
-def pairs(flag: str, texts: Iterable[str], sign: str, form: str) -> dict[str, str]:
+def pairs(flag: str, texts: Iterable[str], sign: str, form: str, *, turned: bool = False) -> dict[str, str]:
     """What stands before and behind the sign in each text of an option that is given several times.
+
+    `turned`: what stands before it, by what stands behind it.
 
     Raises:
         ConfigError: one does not have this form, or stands in two.
@@ -221,6 +223,8 @@ def pairs(flag: str, texts: Iterable[str], sign: str, form: str) -> dict[str, st
         name, given, value = text.partition(sign)
         if not (given and name and (value or sign == "=")):  # a parameter may be an empty text
             raise ConfigError(f"{flag} {text!r}: has to be {form}")
+        if turned:
+            name, value = value, name
         if name in found:
             raise ConfigError(f"{flag} {text!r}: {name} is {found[name]} already")
         found[name] = value
