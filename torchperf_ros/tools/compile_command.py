@@ -39,7 +39,6 @@ def compile_tiers(  # noqa: PLR0913, PLR0917 - one for each option
     params: Annotated[
         Path | None, Option(help="A node's parameter file: every stage, as the node wants it.")
     ] = None,
-    stage: Annotated[str | None, Option(help="Only this stage of --params.")] = None,
     tiers: Annotated[
         shell.Texts, Option("--tiers", "--tier", help="Only these; default: full,medium,fast.")
     ] = None,
@@ -98,7 +97,6 @@ def compile_tiers(  # noqa: PLR0913, PLR0917 - one for each option
     shown = shell.console(_TABLE_WIDTH)
     jobs = _jobs(
         config,
-        stage,
         only,
         {
             "out": output and str(output),
@@ -117,18 +115,12 @@ def compile_tiers(  # noqa: PLR0913, PLR0917 - one for each option
     raise typer.Exit(any(result["kind"] == "failed" for result in built))
 
 
-def _jobs(
-    config: "NodeConfig", stage: str | None, tiers: Sequence[str], more: Mapping[str, Any]
-) -> dict[str, dict[str, Any]]:
+def _jobs(config: "NodeConfig", tiers: Sequence[str], more: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     jobs = {}
+    there = {tier for stage in config.stages for tier in stage.tiers}
+    if unknown := sorted(set(tiers) - there):
+        raise ConfigError(f"--tiers {unknown[0]!r} is not there; there are {', '.join(sorted(there))}")
     for found in config.stages:
-        if stage not in {None, found.name}:
-            continue
-        unknown = sorted(set(tiers) - set(found.tiers))
-        if unknown:
-            raise ConfigError(
-                f"--tiers {unknown[0]!r} is not there; {found.name} has {', '.join(found.tiers)}"
-            )
         numbers = [number for number, name in enumerate(found.tiers) if not tiers or name in tiers]
         jobs[found.name] = {
             "adapter": found.adapter,
@@ -142,12 +134,7 @@ def _jobs(
             "cache_mib": config.cache_mib,
             **more,
         }
-    if not jobs:
-        raise ConfigError(
-            f"--stage {stage!r} is not there; it has to be one of:"
-            f" {', '.join(s.name for s in config.stages)}"
-        )
-    return jobs
+    return {name: job for name, job in jobs.items() if job["tiers"]}
 
 
 def _frames(job: Mapping[str, Any], log: str, path: str, console: "Console") -> str:

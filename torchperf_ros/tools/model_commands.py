@@ -142,7 +142,6 @@ def tune(  # noqa: PLR0913, PLR0917 - one for each option
         shell.Texts, Option("--engines", "--engine", help=f"Only these: {', '.join(ENGINES)}.")
     ] = None,
     minutes: Annotated[float, Option(help="For the whole search.")] = 10.0,
-    timeout: Annotated[float, Option(metavar="S", help="A candidate that takes longer is killed.")] = 180.0,
     seconds: Annotated[float, Option(help="Measuring, for each candidate, and as long for eager.")] = 3.0,
     output: Annotated[shell.File, Option("--output", "-o", help="Write the parameters, as YAML.")] = None,
     json_file: shell.JsonFile = None,
@@ -179,7 +178,6 @@ def tune(  # noqa: PLR0913, PLR0917 - one for each option
         "--budget-ms": 1.0 if budget_ms is None else budget_ms,
         "--max-loss": max_loss,
         "--minutes": minutes,
-        "--timeout": timeout,
         "--seconds": seconds,
     }
     for name, number in numbers.items():
@@ -208,7 +206,6 @@ def tune(  # noqa: PLR0913, PLR0917 - one for each option
         Limits(target.stage.budget_ms, max_loss),
         only,
         seconds,
-        timeout,
         minutes,
         dry_run,
         output,

@@ -50,6 +50,8 @@ _FIRST_TIER_SHARE = 0.75
 _FACTS_TIMEOUT_S = 300.0
 _MOST_STATES = 64
 _S_PER_MINUTE = 60.0
+_TIMEOUT_SHARE = 0.3  # of the search's time: 180 s of the usual ten minutes
+_LEAST_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -59,13 +61,17 @@ class TuneOptions:
     limits: Limits
     engines: Sequence[str] = ()
     seconds: float = 3.0
-    timeout_s: float = 180.0
     minutes: float = 10.0
     dry_run: bool = False
     output: Path | None = None
     json_file: Path | None = None
     judged: int = 100
     log: Path | None = None
+
+    @property
+    def timeout_s(self) -> float:
+        """A candidate that takes longer is killed."""
+        return max(_LEAST_TIMEOUT_S, _TIMEOUT_SHARE * self.minutes * _S_PER_MINUTE)
 
 
 def ask_facts(
