@@ -81,14 +81,14 @@ def test_given_breaks_in_turn_when_inspected_then_each_is_one(inspect_sample):
 def test_given_a_model_that_raises_when_compiled_when_inspected_then_that_is_a_failure(
     monkeypatch, inspect_sample
 ):
-    ran = Inspection._call
+    ran = Inspection.call
 
     def fail_compiled(self, call, index):
         if call is self._compiled:
             raise RuntimeError("compiled too often")
         ran(self, call, index)
 
-    monkeypatch.setattr(Inspection, "_call", fail_compiled)
+    monkeypatch.setattr(Inspection, "call", fail_compiled)
     inspection = inspect_sample("any_shape", "7x7")  # a size that no other test asks for
     assert "raises RuntimeError: compiled too often" in inspection.failure
     assert inspection.exit_status(None) == 1

@@ -17,6 +17,7 @@ from torchperf_ros.tools.tune.trial import (
     TuneCandidate,
     TuneTrial,
 )
+from torchperf_ros.workers.control import from_json
 
 from .conftest import figures
 
@@ -194,7 +195,7 @@ def test_given_a_trial_when_written_and_read_then_it_is_the_same():
         judged,
         TuneTrial("fast", TuneCandidate(shapes="bucket", bucket_width=8), TrialOutcome.CRASHED, "x\ny"),
     ):
-        assert TuneTrial.from_dict(json.loads(json.dumps(asdict(one)))) == one
+        assert from_json(TuneTrial, json.loads(json.dumps(asdict(one)))) == one
 
 
 def test_given_a_candidate_when_named_then_only_what_is_not_the_default_is_said():

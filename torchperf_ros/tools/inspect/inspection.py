@@ -202,7 +202,7 @@ class Inspection(logging.Handler):
                 try:
                     progress(f"running eagerly: {which}")
                     for _ in range(2):  # an error of the second run is the model's, not the compiler's
-                        self._call(self._model.call, index)
+                        self.call(self._model.call, index)
                 except Exception as error:
                     msg = f"{self.target} does not run on the inputs {shapes}, even without the compiler: "
                     raise InspectError(f"{msg}{type(error).__name__}: {error}") from error
@@ -218,7 +218,7 @@ class Inspection(logging.Handler):
     def _compile(self, index: int) -> str:
         try:
             for _ in range(_RUNS):
-                self._call(self._compiled, index)
+                self.call(self._compiled, index)
         except Exception as error:
             first = re.sub(r"\s+", " ", str(error).partition("\n\n")[0])
             return f"compiled, it raises {type(error).__name__}: {first}"
@@ -266,7 +266,7 @@ class Inspection(logging.Handler):
             line = int(values.get("co_firstlineno") or 0)
             self._functions[frame_id] = (str(values["co_name"]), str(values.get("co_filename")), line)
 
-    def _call(self, call: Callable[..., Any], index: int) -> None:
+    def call(self, call: Callable[..., Any], index: int) -> None:
         """Run the model on copies of one input set; what it draws at random is the same each time."""
         arguments = tuple(tensor.clone() for tensor in self._model.input_sets[index])
         self._input_set = index

@@ -40,6 +40,7 @@ from torchperf_ros.tools.tune.trial import (
     TuneTrial,
 )
 from torchperf_ros.workers.compile_process import CompileProcess
+from torchperf_ros.workers.control import from_json
 
 _CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
 _BUCKET_COUNTS = (4, 8)
@@ -85,13 +86,11 @@ def ask_facts(
     """
     started_s, name = time.monotonic(), target.stage.adapter
     own = {"tiers": [] if target.guessed else list(target.tiers), "log": "" if log is None else str(log)}
-    message = _talk(target.job() | own | {"frames": frames}, _FACTS_TIMEOUT_S, says)
+    message = talk(target.job() | own | {"frames": frames}, _FACTS_TIMEOUT_S, says)
     if message["kind"] != "facts":
         begin = "" if message["kind"] == "failed" else f"adapter {name!r}: "
         raise AdapterError(begin + message["text"])
-    values, load_s = message["facts"], time.monotonic() - started_s
-    ranges = tuple((low, high) for low, high in values["ranges"])
-    return Facts(**{**values, "tiers": tuple(values["tiers"]), "ranges": ranges, "load_s": load_s})
+    return replace(from_json(Facts, message["facts"]), load_s=time.monotonic() - started_s)
 
 
 class TuneState:
@@ -106,8 +105,8 @@ class TuneState:
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"results in {path} cannot be read ({error}); remove the file") from error
         for line in lines:
-            with contextlib.suppress(ValueError, TypeError, KeyError):
-                trial = TuneTrial.from_dict(json.loads(line)["trial"])
+            with contextlib.suppress(ValueError, TypeError, KeyError, ProtocolError):
+                trial = from_json(TuneTrial, json.loads(line)["trial"])
                 self._found[trial.tier, trial.candidate] = trial
 
     def of_tier(self, tier: str) -> dict[TuneCandidate, TuneTrial]:
@@ -399,12 +398,12 @@ class TuneSearch:
             "frames": self._frames,
         }
         started_s, label = time.monotonic(), f"{tier}: {candidate.label}"
-        message = _talk(job, timeout_s, lambda text: self._status.update(f"{label}: {text}{self._best}"))
+        message = talk(job, timeout_s, lambda text: self._status.update(f"{label}: {text}{self._best}"))
         kind, took_s = message["kind"], time.monotonic() - started_s
         if kind == TrialOutcome.HUNG and timeout_s < self._options.timeout_s:
             return None
         if kind == "trial":
-            figures = message["figures"] and TrialFigures.from_dict(message["figures"])
+            figures = from_json(TrialFigures, message["figures"]) if message["figures"] else None
             outcome, reason = message["outcome"], message["reason"]
         else:  # `failed` as well: the facts were there, so it could be loaded before
             figures, reason = None, message["text"]
@@ -431,7 +430,7 @@ class TuneSearch:
         self._console.print(line.append(origin), soft_wrap=True)
 
 
-def _talk(job: dict[str, Any], timeout_s: float, says: Callable[[str], None]) -> dict[str, Any]:
+def talk(job: dict[str, Any], timeout_s: float, says: Callable[[str], None]) -> dict[str, Any]:
     """Its last message, or one of the kind `crashed` or `hung`.
 
     It and all that it spawned is dead when this returns.

@@ -8,7 +8,6 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from torchperf_ros.settings.build_options import MOST_LOSS, BuildOptions
 
@@ -44,7 +43,7 @@ class Facts:
     cores: int
     tiers: tuple[str, ...] = ()
     changing: str = ""
-    left_out: Mapping[str, str] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
     ranges: tuple[tuple[int, int], ...] = ()
     has_task: bool = False
     load_s: float = 0.0
@@ -147,12 +146,6 @@ class TrialFigures:
     score: float | None = None
     accuracy: Accuracy | None = None
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "TrialFigures":
-        """What `asdict` gave; a `TypeError` where these are not the fields of figures."""
-        accuracy = values.get("accuracy")
-        return cls(**{**values, "accuracy": accuracy and Accuracy(**accuracy)})
-
     @property
     def judged(self) -> int:
         """How many examples its accuracy is of, 0 where it has none."""
@@ -192,17 +185,6 @@ class TuneTrial:
     figures: TrialFigures | None = None
     took_s: float = 0.0
     timeout_s: float = 0.0
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "TuneTrial":
-        """What `asdict` gave; a `TypeError` or `KeyError` where these are not the fields of a trial."""
-        figures = values["figures"] and TrialFigures.from_dict(values["figures"])
-        return cls(**{**values, "candidate": candidate_of(values["candidate"]), "figures": figures})
-
-
-def candidate_of(values: Mapping[str, Any]) -> TuneCandidate:
-    """What `asdict` gave; a `TypeError` or `KeyError` where these are not the fields of a candidate."""
-    return TuneCandidate(**{**values, "options": BuildOptions(**values["options"])})
 
 
 @dataclass(frozen=True)
