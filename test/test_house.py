@@ -34,13 +34,13 @@ STATEMENTS = {
     "node": 2390,
     "replay": 4143,
     "models": 1893,
-    "tools": 3452,
+    "tools": 3448,
     "fleet": 3116,
     "world": 1831,
     "train": 1276,
 }
 """Of each room, docstrings included."""
-OPTIONS = 196
+OPTIONS = 194
 """And arguments, of all commands."""
 PARAMETERS = 117
 """Of the node and of one stage."""

@@ -68,7 +68,7 @@ class Space:
 
 
 def target(*tiers, **options):
-    return target_of_adapter(ADAPTER, None, tiers, {"options": json.dumps(options)}, "cpu")
+    return target_of_adapter(ADAPTER, tiers, {"options": json.dumps(options)}, "cpu")
 
 
 def tried(tmp_path, *candidates, tiers=("full",), judged=3, **options):
@@ -436,13 +436,13 @@ def test_given_no_time_left_when_searched_then_nothing_more_is_tried(tmp_path):
         ([ADAPTER, "--options", "[]"], ["options", "[]"]),
         ([ADAPTER, "--device", "tpu"], ["'tpu'", "cuda:N"]),
         (
-            ["--params", "config/perception.yaml", "--stage", "planning", "--tiers", "full,huge"],
+            ["planning", "--params", "config/perception.yaml", "--tiers", "full,huge"],
             ["'huge'", "full"],
         ),
         ([ADAPTER, "-o", "/nowhere/tuned.yaml"], ["/nowhere/tuned.yaml", "existing folder"]),
         (["--params", "/nowhere/params.yaml"], ["/nowhere/params.yaml", "cannot be read"]),
-        (["--params", "config/perception.yaml"], ["--stage", "perception (", "planning ("]),
-        (["--params", "config/perception.yaml", "--stage", "map"], ["'map'", "perception (", "planning ("]),
+        (["--params", "config/perception.yaml"], ["name the stage", "perception (", "planning ("]),
+        (["map", "--params", "config/perception.yaml"], ["no map there", "perception (", "planning ("]),
         ([ADAPTER, "--params", "config/perception.yaml"], [f"no {ADAPTER} there", "perception ("]),
     ],
 )
@@ -489,9 +489,7 @@ def test_given_a_base_when_written_then_the_node_takes_the_whole_with_only_the_t
 """,
         encoding="utf-8",
     )
-    found = target_of_file(
-        base, None, "torchperf_ros.models.camera:CameraAdapter", {"budget_ms": 1500.0}, None
-    )
+    found = target_of_file(base, "torchperf_ros.models.camera:CameraAdapter", {"budget_ms": 1500.0}, None)
     text = tuned_parameters(found, FOUND, {"full": "bf16"}, 3, ["a remark"])
     out = tmp_path / "tuned.yaml"
     out.write_text(text, encoding="utf-8")
@@ -510,19 +508,18 @@ def test_given_ready_packages_when_tuned_then_they_are_refused(tmp_path):
     base = tmp_path / "base.yaml"
     base.write_text("perf: {ros__parameters: {perception: {packages: [/p/a.pt2]}}}", encoding="utf-8")
     with pytest.raises(ConfigError, match=r"/p/a\.pt2"):
-        target_of_file(base, "perception", None, {}, None)
+        target_of_file(base, "perception", {}, None)
 
 
 @pytest.mark.parametrize(
-    ("adapter", "stage", "expected"),
+    ("adapter", "expected"),
     [
-        ("torchperf_ros.models.camera:CameraAdapter", None, ("perception", "detections", 2)),
-        ("my_robot.lanes:LaneNetAdapter", None, ("lane_net", "lane_net_output", 1)),
-        ("my_robot.lanes:LaneNetAdapter", "lanes", ("lanes", "lanes_output", 1)),
+        ("torchperf_ros.models.camera:CameraAdapter", ("perception", "detections", 2)),
+        ("my_robot.lanes:LaneNetAdapter", ("lane_net", "lane_net_output", 1)),
     ],
 )
-def test_given_an_adapter_when_written_then_the_tuned_stage_says_it_all(adapter, stage, expected, tmp_path):
-    chosen = target_of_adapter(adapter, stage, ["full", "fast"], {"output": None}, "auto")
+def test_given_an_adapter_when_written_then_the_tuned_stage_says_it_all(adapter, expected, tmp_path):
+    chosen = target_of_adapter(adapter, ["full", "fast"], {"output": None}, "auto")
     out = tmp_path / "tuned.yaml"
     text = tuned_parameters(chosen, FOUND, {}, 4, [])
     out.write_text(text, encoding="utf-8")

@@ -11,9 +11,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from torchperf_ros.settings.build_options import ENGINE_CHOICES
 from torchperf_ros.tools.shell import (
-    BAD_INPUT,
     JsonFile,
     NodeName,
     SvgFile,
@@ -27,7 +25,6 @@ from torchperf_ros.tools.shell import (
     progress_bars,
 )
 
-_ENGINE = f"{', '.join(ENGINE_CHOICES)}; compiles what is missing. Default: packages, else eager."
 _PLAIN_HEIGHT = 30  # of a picture where there is no terminal
 _ASK_S = 15.0
 _SWAP_S = 120.0  # a worker loads the package, checks it and measures it
@@ -210,7 +207,6 @@ def demo(
     sabotage: Annotated[
         bool, Option("--sabotage", help="Make workers stall, hang, raise, die and emit NaN.")
     ] = False,
-    engine: Annotated[Text, Option(help=_ENGINE)] = None,
     no_tui: Annotated[bool, Option("--no-tui", help="Plain lines instead of the live view.")] = False,
     json_file: JsonFile = None,
     svg_file: SvgFile = None,
@@ -227,17 +223,13 @@ def demo(
     and other programs took more than a tenth of the processor: no verdict.
     """
     need("rclpy")
-    if engine not in {None, *ENGINE_CHOICES}:
-        fail(
-            f"--engine {engine!r} is not there; it has to be one of: {', '.join(ENGINE_CHOICES)}", BAD_INPUT
-        )
     check_outputs({"--json": json_file, "--svg": svg_file})
     with console(stderr=True).status("loading ROS"):
         from torchperf_ros.tools.demo.drive import DemoDrive, DriveError, DriveOptions
 
     shown = console()
     tui = shown.is_terminal and not no_tui
-    options = DriveOptions(log, seconds, sabotage, engine, tui, json_file, svg_file)
+    options = DriveOptions(log, seconds, sabotage, tui, json_file, svg_file)
     try:
         status = DemoDrive(options, shown).run()
     except DriveError as error:

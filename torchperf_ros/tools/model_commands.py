@@ -115,13 +115,10 @@ def inspect(
 
 def tune(  # noqa: PLR0913, PLR0917 - one for each option
     adapter: Annotated[
-        shell.Text, Argument(help="module:Class of the adapter; with --params, of the stage.")
+        shell.Text, Argument(help="module:Class of the adapter; with --params also the stage's name.")
     ] = None,
     params: Annotated[
         shell.File, Option(help="A node's parameter file: its names are kept, and its values.")
-    ] = None,
-    stage: Annotated[
-        shell.Text, Option(help="Of --params, or its name in the YAML; default: by adapter.")
     ] = None,
     budget_ms: Annotated[
         float | None, Option(help="The stage's, which p99 has to fit; default: the node's.")
@@ -170,7 +167,7 @@ def tune(  # noqa: PLR0913, PLR0917 - one for each option
     proposed: which are worth keeping here, and which comes first.
 
     Examples: torchperf tune my_robot.segmenter:Segmenter --budget-ms 40 -o tuned.yaml
-              torchperf tune --params robot.yaml --stage segmentation --log drive.mcap -o tuned.yaml
+              torchperf tune segmentation --params robot.yaml --log drive.mcap -o tuned.yaml
 
     Exit status: 0 if something fits the limits, 1 if not, 2 if the input cannot be used, 130 after Ctrl-C.
     """
@@ -194,13 +191,13 @@ def tune(  # noqa: PLR0913, PLR0917 - one for each option
 
     values = {"options": options, "budget_ms": budget_ms}
     if params is not None and options is None:
-        target = target_of_file(params, stage, adapter, values, device)
+        target = target_of_file(params, adapter, values, device)
     elif adapter is not None and params is None:
-        target = target_of_adapter(adapter, stage, names, values, device or "auto")
+        target = target_of_adapter(adapter, names, values, device or "auto")
     else:
         raise ConfigError(
             "give what to tune: either an adapter, module:Class, with --options, or --params FILE, with"
-            " --stage, which holds the options itself"
+            " the stage's name, which holds the options itself"
         )
     chosen = TuneOptions(
         Limits(target.stage.budget_ms, max_loss),

@@ -14,14 +14,11 @@ import pytest
 
 pytest.importorskip("rclpy")
 
-from torchperf_ros.models.road_scene import IMAGE_TYPE
 from torchperf_ros.models.sabotage import KINDS, FaultSchedule
 from torchperf_ros.observe.telemetry.node_state import StageState
 from torchperf_ros.tools.demo.drive import (
     STAGES,
-    DriveOptions,
     FaultGate,
-    drive_parameters,
     faults_of,
     what_next,
 )
@@ -48,14 +45,6 @@ def check_plans(plans: dict[str, dict[str, dict[str, float]]], seconds: float) -
             for earlier, later in itertools.pairwise(times)
             if later < seconds
         )
-
-
-@pytest.mark.parametrize(("asked", "engine", "compiles"), [(None, "auto", False), ("aoti", "aoti", True)])
-def test_given_an_engine_or_none_when_driven_then_packages_are_used_and_only_what_was_asked_for_is_compiled(
-    asked: str | None, engine: str, compiles: bool, tmp_path: Path
-) -> None:
-    values = drive_parameters(DriveOptions(engine=asked), IMAGE_TYPE, tmp_path)
-    assert (values["planning"]["engine"], values["compile_missing"]) == (engine, compiles)
 
 
 def test_given_a_drive_when_it_is_over_then_the_report_named_is_of_its_last_incident_or_of_the_records() -> (

@@ -72,7 +72,6 @@ class DriveOptions:
     log: Path | None = None
     seconds: float = 20.0
     sabotage: bool = False
-    engine: str | None = None  # None: packages that are on this machine, else eager
     tui: bool = True  # whether the terminal shows the live view
     json_file: Path | None = None
     svg_file: Path | None = None
@@ -278,12 +277,9 @@ def drive_parameters(options: DriveOptions, image_type: str, folder: Path) -> di
                 "faults": faults_of(stage, options.seconds),
             }
             adapter = "torchperf_ros.models.sabotage:SabotagedAdapter"
-        stages[stage] = {"adapter": adapter, "options": json.dumps(own), "engine": options.engine or AUTO}
-    values = {
-        "autostart": True,
-        "metrics_port": 0,
-        "compile_missing": options.engine is not None,
-    }
+        stages[stage] = {"adapter": adapter, "options": json.dumps(own), "engine": AUTO}
+    # Packages that are on this machine serve, else eager.
+    values = {"autostart": True, "metrics_port": 0, "compile_missing": False}
     return {**values, "stages": list(STAGES), **stages}
 
 
