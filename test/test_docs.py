@@ -350,7 +350,7 @@ def test_given_parameters_of_a_page_when_read_then_each_is_one(name, own_project
         own = {"stages": ["segmentation"], **values, "segmentation": model | values.get("segmentation", {})}
         values = {"/**/perf": {"ros__parameters": own}}
     Path("page.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
-    assert read_params_file(Path("page.yaml")).stages[0].name in {"segmentation", "perception"}
+    assert read_params_file(Path("page.yaml")).stages[0].stage in {"segmentation", "perception", "near"}
 
 
 def test_given_the_workflow_when_parsed_then_its_steps_run_something_and_files_are_made_before_they_are_used():

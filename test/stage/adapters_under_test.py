@@ -406,3 +406,38 @@ class Wordy(Controlled):
             if isinstance(found, TierFacts):
                 found.guards = "guard " * 20_000
         return super().preprocess(messages)
+
+
+class Together(Controlled):
+    """Takes several frames in one run."""
+
+    def dynamic_dims(self):
+        return {index: {0: (1, 8)} for index in range(2)}
+
+
+class Slow(torch.nn.Module):
+    """Takes 20 ms for however many frames, as a GPU does that has room for more."""
+
+    def forward(self, x):
+        time.sleep(0.02)
+        return x + 0.0
+
+
+class Batched(Controlled):
+    """Frames of several streams may run together."""
+
+    def build(self, tier):
+        return Slow()
+
+    def example_inputs(self, tier):
+        return (torch.zeros(1, 1),)
+
+    def dynamic_dims(self):
+        return {0: {0: (1, 8)}}
+
+    def preprocess(self, messages):
+        x, _ = super().preprocess(messages)
+        return (x[None],)
+
+    def postprocess(self, outputs, messages):
+        return super().postprocess(outputs[0], messages)

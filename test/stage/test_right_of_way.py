@@ -35,7 +35,7 @@ def test_given_frames_with_a_period_when_asked_then_the_next_is_never_past_and_n
 
 class StageOnPaper:
     def __init__(self, name="low", priority=0, due_ns=NEVER_NS, device="cpu"):
-        self.config = SimpleNamespace(name=name, priority=priority)
+        self.config = SimpleNamespace(name=name, stage=name, priority=priority)
         self.runs_on_cpu = device == "cpu"
         self.at_ns, self.way, self.lower = due_ns, None, []
 

@@ -23,11 +23,12 @@ from torchperf_ros.workers.protocol import (
 u64 = st.integers(0, 2**64 - 1)
 kinds = st.sampled_from([OBSERVE, RUN, RUN | OBSERVE])
 u32 = st.integers(0, 2**32 - 1)
-requests = st.builds(Request, kinds, st.integers(0, 2**16 - 1), u64, u64, u64, u64, u32, u32)
+u16 = st.integers(0, 2**16 - 1)
+requests = st.builds(Request, kinds, u16, u64, u64, u64, u64, u32, u32, u16)
 i64 = st.integers(-(2**63), 2**63 - 1)
 shapes = st.lists(st.lists(st.integers(0, 4000), max_size=4), max_size=12).map(shapes_text)
 responses = st.builds(
-    Response, st.integers(0, 2**16 - 1), u32, u64, u64, i64, i64, i64, i64, u32, st.integers(-1, 9), shapes
+    Response, u16, u32, u64, u64, i64, i64, i64, i64, u32, st.integers(-1, 9), u16, u16, shapes
 )
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20),

@@ -101,8 +101,8 @@ class Shadow:
         self._stage = stage
         tiers = tuple(range(len(config.tiers)))
         alone = replace(setup, loaded=tiers, nice=_NICE, stream_priority=0)
-        pool = WorkerPool(replace(config, backup="none"), alone, self, stage.ports.log, stage.pool.ring)
-        crew = Crew(pool, config, stage.waiter)
+        pool = WorkerPool(replace(config, backup="none"), alone, self, stage.ports.log, stage.ring)
+        crew = Crew(pool, config, stage.thread.waiter)
         self.model = ModelVersion(version, config, dict(changes), setup, pool, crew)
         self._running: tuple[Turn, Turn, Answer] | None = None  # its own, the stage's
         self._disturbed = False  # whether the stage had another frame since then
@@ -181,7 +181,7 @@ class Shadow:
         with stage.lock:
             stage.shadow = None
             for worker in pool.everyone:
-                stage.waiter.drop(worker)
+                stage.thread.waiter.drop(worker)
             # A worker that is ready from now on is not to be waited for.
             self.refused = self.refused or "it was removed"
             if pool.owns_ring:  # it has served: the ring stays with the version that serves
@@ -239,8 +239,17 @@ class Shadow:
         if turn.suspect:
             return None
         crew = self.model.crew
-        mine = Turn(turn.frame, 0.0, 0, offset=turn.offset, length=turn.length, number=turn.number)
-        crew.use(turn.frame.scene)
+        ladder = crew.use(turn.frame.scene, turn.stream)
+        mine = Turn(
+            turn.frame,
+            0.0,
+            0,
+            ladder,
+            turn.stream,
+            offset=turn.offset,
+            length=turn.length,
+            number=turn.number,
+        )
         if runs and (worker := crew.idle()) is not None:
             tier = turn.tier if turn.tier >= 0 else crew.ladder.last
             if crew.hand_over(worker, mine, tier, now_ns):

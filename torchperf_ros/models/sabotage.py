@@ -181,6 +181,7 @@ class SabotagedAdapter(Adapter):
             `sigkill` and `sigsegv` end the process. `poison_stall`, `poison_hang`, `poison_sigkill` and
             `poison_sigsegv` follow a frame.
         seed: of the probabilities, default 0.
+        only: the stream whose frames are hit; "": those of all.
         stall_ms, gil_ms: how long, defaults 200 and 100.
 
     Faults happen in `preprocess`; warm-up, calibration and `observe` are left alone. NaN travels as one
@@ -197,11 +198,13 @@ class SabotagedAdapter(Adapter):
         self._faults = {
             kind: FaultSchedule.read(kind, value) for kind, value in reader.mapping("faults").items()
         }
+        stream, only = options.get("stream", ""), reader.text("only", default="")
+        self._is_hit = only in {"", stream}
         self._seed = reader.integer("seed", default=0, low=0, high=1 << 62)
         self._stall_s = reader.number("stall_ms", default=200.0, low=0.0, high=math.inf) / 1e3
         self._gil_us = round(reader.number("gil_ms", default=100.0, low=0.0, high=1e6) * 1e3)
         reader.finish()
-        self._inner = open_adapter(adapter, inner, device)
+        self._inner = open_adapter(adapter, inner | ({"stream": stream} if stream else {}), device)
         self._poison = {
             kind: torch.tensor([value], device=device) for kind, value in (("nan", math.nan), ("", 0.0))
         }
@@ -243,7 +246,7 @@ class SabotagedAdapter(Adapter):
         if self._luck is None:
             self._luck = FaultDraw(self._faults, self._journal, self._seed, time.monotonic_ns, self._gate)
         stamp_ns = messages[next(iter(self.inputs))].stamp_ns
-        kind = self._luck.draw(stamp_ns)
+        kind = self._luck.draw(stamp_ns) if self._is_hit else None
         if kind is not None:
             self._luck.write(kind, stamp_ns)
             self._inject(kind.removeprefix(_POISON))

@@ -204,6 +204,9 @@ def demo(
     seconds: Annotated[
         float, Option(min=1.0, help="How long to drive; a shorter log is played again.")
     ] = 20.0,
+    cameras: Annotated[
+        int, Option(min=1, max=8, help="Several: one model for all of them, with faults in the first.")
+    ] = 1,
     sabotage: Annotated[
         bool, Option("--sabotage", help="Make workers stall, hang, raise, die and emit NaN.")
     ] = False,
@@ -223,13 +226,17 @@ def demo(
     and other programs took more than a tenth of the processor: no verdict.
     """
     need("rclpy")
+    if log is not None and cameras > 1:
+        fail(
+            f"--cameras {cameras}: the drive of a log has the one camera of the log; leave one of the two out"
+        )
     check_outputs({"--json": json_file, "--svg": svg_file})
     with console(stderr=True).status("loading ROS"):
         from torchperf_ros.tools.demo.drive import DemoDrive, DriveError, DriveOptions
 
     shown = console()
     tui = shown.is_terminal and not no_tui
-    options = DriveOptions(log, seconds, sabotage, tui, json_file, svg_file)
+    options = DriveOptions(log, cameras, seconds, sabotage, tui, json_file, svg_file)
     try:
         status = DemoDrive(options, shown).run()
     except DriveError as error:

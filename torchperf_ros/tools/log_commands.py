@@ -82,7 +82,7 @@ def play(  # noqa: PLR0913, PLR0917 - options of a command line
     raise typer.Exit(status)
 
 
-def make_log(
+def make_log(  # noqa: PLR0913, PLR0917 - one parameter for each option
     output: Annotated[
         Path, Argument(help="A .mcap, .db3 or .bag (ROS 1), or, without a suffix, a rosbag2 folder.")
     ],
@@ -91,6 +91,7 @@ def make_log(
         str, Option(metavar="WxH", help=f"Of images, {_LEAST_PX} to {_MOST_PX} px each way.")
     ] = "1280x720",
     compressed: Annotated[bool, Option("--compressed", help="JPEG images instead of rgb8.")] = False,
+    cameras: Annotated[int, Option(min=1, max=8, help="Several: on /front/image, /left/image ...")] = 1,
     jitter_ms: Annotated[
         float, Option(min=0.0, max=1000.0, help="Standard deviation from stamp to receipt.")
     ] = 0.0,
@@ -106,7 +107,9 @@ def make_log(
     /camera/image_raw/compressed, with JPEG. /odom has nav_msgs/Odometry: 15 m/s
     straight ahead. /ground_truth/objects has visualization_msgs/MarkerArray: the
     cars, as cubes in base_link; `points` has the corners of each one's box in the
-    image, in pixels. A ROS 1 bag has no markers.
+    image, in pixels. A ROS 1 bag has no markers. Several cameras have the topics
+    /front/image, /left/image, /right/image, /rear/image and so on, each with
+    another part of the road.
 
     Faults: gap (no messages), zero-stamp, backward-stamp (1 s), jump-stamp
     (1 h), repeat-stamp, other-size (half), black, frozen, truncated (half of
@@ -131,6 +134,7 @@ def make_log(
             width=width,
             height=height,
             compressed=compressed,
+            cameras=cameras,
             jitter_ms=jitter_ms,
             drop=drop,
             faults=faults,

@@ -33,6 +33,7 @@ from torchperf_ros.engines.package_engine import EngineUnavailable
 from torchperf_ros.engines.parity import Parity, ParityError, check_engine, depends_on_state, random_inputs
 from torchperf_ros.engines.shape_runner import ShapeRunner
 from torchperf_ros.settings.build_options import AUTO, PACKAGE_SUFFIXES, BuildOptions
+from torchperf_ros.worker.batching import batch_shapes
 from torchperf_ros.worker.tier import InvalidOutput, OutputCheck, Tier
 from torchperf_ros.workers.control import TierFacts
 from torchperf_ros.workers.engine_choice import EAGER
@@ -237,7 +238,10 @@ class TierLoader:
         Raises:
             ParityError: not even the example's results are eager's.
         """
-        shapes = self._setup.shapes
+        shapes, dims = self._setup.shapes, varying_dims(options, self._dims)
+        if self._setup.batch > 1 and dims and not runner.static:  # an engine for ranges takes batches, too
+            common = (*shapes.common, *batch_shapes(self._adapter, example, self._setup.batch))
+            shapes = replace(shapes, common=common)
         if runner.call is eager and shapes.policy != "bucket":
             return None
         fitted = ShapeRunner(
@@ -249,7 +253,7 @@ class TierLoader:
             options.precision,
             parity,
             unpad=self._adapter.unpad,
-            dynamic_engine=options.engine == "eager" or bool(varying_dims(options, self._dims)),
+            dynamic_engine=options.engine == "eager" or bool(dims),
             static=runner.static,
         )
         fitted.warm_up()

@@ -76,3 +76,19 @@ class Calibration:
 
     median_ms: float
     p99_ms: float
+
+
+@dataclass(frozen=True)
+class Batching:
+    """How many frames one run may take, and how long runs take, found by a worker before its first frame.
+
+    Attributes:
+        most: frames in one run; 1: each runs alone.
+        refusal: why that is fewer than were asked for, "" where it is not.
+        times_ms: of each tier pairs of a number of frames (1, 2, 4 and so on, and the most) and the median
+            inference time of a run; empty for a tier that is not loaded.
+    """
+
+    most: int = 1
+    refusal: str = ""
+    times_ms: tuple[tuple[tuple[int, float], ...], ...] = ()

@@ -187,7 +187,7 @@ class PackageBuilder:
         numbers = [setup.tiers.index(tier) for tier in wanted]
         job = {
             "adapter": setup.adapter,
-            "options": setup.options,
+            "options": setup.options_of(0),
             "device": setup.device,
             "threads": setup.threads,
             "cache_dir": setup.cache_dir,

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from torchperf_ros.api.errors import ProtocolError
-from torchperf_ros.workers.calibration import Calibration
+from torchperf_ros.workers.calibration import Batching, Calibration
 from torchperf_ros.workers.incident_folder import EvidenceLimits
 from torchperf_ros.workers.protocol import pack_control, pack_report, unpack_control
 
@@ -88,6 +88,22 @@ class Ready:
     calibrations: tuple[Calibration, ...]
     tiers: tuple[TierFacts, ...]
     missing: tuple[str, ...]
+    batching: Batching = Batching()
+
+    @property
+    def batch(self) -> int:
+        """Most frames in one run; 1: the model is not to be given several."""
+        return self.batching.most
+
+    @property
+    def batch_refusal(self) -> str:
+        """Why that is fewer than the parameter asks for, "" where it is not."""
+        return self.batching.refusal
+
+    @property
+    def batch_ms(self) -> tuple[tuple[tuple[int, float], ...], ...]:
+        """Of each tier pairs of a run's frames and its median inference time."""
+        return self.batching.times_ms
 
 
 @dataclass(frozen=True)

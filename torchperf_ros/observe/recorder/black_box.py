@@ -102,7 +102,9 @@ class BlackBox:
         self._heard_from = len(setup["topics"])
         self._inputs = [[topic and Topic(*topic) for topic in stage["inputs"]] for stage in setup["stages"]]
         self._outputs = [Topic(*stage["output"]) for stage in setup["stages"]]
-        self._rows = [LatencyRecord(index) for index in range(len(self._outputs))]
+        self._rows = [
+            LatencyRecord(index, stage.get("stream")) for index, stage in enumerate(setup["stages"])
+        ]
         self._row_topic = Topic(f"{setup['node']}/latency_stages", "std_msgs/msg/Float64MultiArray")
         self._latency_topic = Topic(f"{setup['node']}/latency", "std_msgs/msg/Float64")
         self._before_ns, self._after_s = setup["black_box_s"] * NS_PER_S, setup["black_box_after_s"]

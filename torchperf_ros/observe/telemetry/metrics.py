@@ -41,10 +41,12 @@ def family_of(field: Field, looks: Mapping[str, StageLook] | NodeLook) -> Metric
     if isinstance(looks, NodeLook):
         labels, found = field.labels, field.by_label(looks)
     else:
-        labels = ("stage", *field.labels)
+        # A stage without streams has no such label, where others have some: Prometheus takes "" for none.
+        has_streams = any(look.config.stream for look in looks.values())
+        labels = ("stage", *("stream",) * has_streams, *field.labels)
         found = {
-            (name, *words): value
-            for name, look in looks.items()
+            (look.config.stage, *(look.config.stream,) * has_streams, *words): value
+            for look in looks.values()
             for words, value in field.by_label(look).items()
         }
     family = _FAMILIES[field.kind](field.name.removesuffix("_total"), field.text, labels=labels)

@@ -296,7 +296,9 @@ def _samples(use: "MemoryUse", stages: "Sequence[Stage]", limit_mib: int) -> Ite
     rss_room = available if on_cuda else min(room, available)
     yield _Sample(NODE, "", "resident memory of the node", use.node_rss / _MIB, available, {})
     for stage in stages:
-        name, shadow = stage.config.name, stage.shadow
+        if stage.place:  # the streams of a stage share its workers
+            continue
+        name, shadow = stage.config.whole_stage.name, stage.shadow
         workers = [(name, worker) for worker in stage.pool.everyone]
         workers += (
             []

@@ -6,7 +6,7 @@ A table of the stages, one of the sabotage, and an exit status.
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -82,7 +82,7 @@ class DriveState(NodeState):
     def __init__(self, title: str, seconds: float) -> None:
         super().__init__("/perf")
         self.title, self.seconds = title, seconds  # what is driven, and how long it is to last
-        self.sabotaged = False
+        self.sabotaged, self.cameras = False, 1
         self.phase = "starting"  # or `driving`, or what is going on in words
         self.injections: list[Injection] = []  # what was sabotaged
         self.player: dict[str, Any] = {}  # what the player wrote at its end
@@ -157,7 +157,7 @@ def judge(state: DriveState) -> DriveResult:
     if not state.player:
         failures.append("player: ended before its time")
     published = state.player.get("images", 0)
-    received = next(iter(state.stages.values())).count("frames") if state.stages else None
+    received = _received(list(state.stages.values())[: state.cameras])
     if received is not None and received < published * _RECEIVED_SHARE:
         notes.append(
             f"player: of {published} images only {received} reached the node; with Fast DDS, images need"
@@ -176,6 +176,13 @@ def judge(state: DriveState) -> DriveResult:
     if state.sabotaged and not state.injections:
         short.append("sabotage: no fault was injected, as the workers did not all serve at any time")
     return DriveResult(failures, short, notes, busy)
+
+
+def _received(cameras: Sequence[StageState]) -> int | None:
+    """Images that the node has counted; None before it has reported."""
+    counts = [stage.count("frames") for stage in cameras]
+    known = [count for count in counts if count is not None]
+    return sum(known) if known and len(known) == len(counts) else None
 
 
 def _short_of(stage: StageState, needed: Shares) -> list[str]:
