@@ -277,7 +277,7 @@ def _stage_table(state: DriveState) -> Iterator[RenderableType]:
         counts = stage.count("frames"), stage.dropped, _answered(stage), stage.count("restarts")
         frames, dropped, answered, restarts = (DASH if count is None else f"{count:,}" for count in counts)
         on_time = f"{stage.on_time_share:.1%}" if math.isfinite(stage.on_time_share) else DASH
-        p50, p99 = short(stage.values.get("p50_ms")), short(stage.values.get("p99_ms"))
+        p50, p99 = short(stage.number("p50_ms")), short(stage.number("p99_ms"))
         latest = _lateness(stage.worst_ms)
         rows.append([stage.name, frames, dropped, answered, on_time, p50, p99, latest, restarts])
     yield Text(f" {state.title}, {state.elapsed_s:.1f} s", style="bold")
