@@ -285,10 +285,12 @@ def _together(turns: Sequence[dict[str, Any]]) -> dict[str, Any]:
         {key: sum(one[key] for one in each) for key in ("sent", "answered", "in_time", "fresh")}
         for each in zip(*(turn["cameras"] for turn in turns), strict=True)
     ]
+    outcomes = sum((one["outcomes"] for turn in turns for one in turn["cameras"]), Counter())
     latency_ms = [ms for turn in turns for one in turn["cameras"] for ms in one["latency_ms"]]
     shares = [100 * one["fresh"] / one["sent"] for one in cameras]
     return {
         "cameras": cameras,
+        "outcomes": outcomes,
         "answered_percent": 100
         * sum(one["answered"] for one in cameras)
         / sum(one["sent"] for one in cameras),
@@ -354,6 +356,10 @@ def _show(report: Report, count: int, found: Mapping[str, Any]) -> None:
     more = ("latency_p50_ms", "latency_p99_ms", "cores", "pss_mib", "processes")
     rows = [[name, *(one[key] for key in (*keys, *more))] for name, one in found.items()]
     report.table(f"{count} cameras (worst and best camera: fresh %)", columns, rows)
+    for name, one in found.items():
+        report.text(
+            f"{name}: {', '.join(f'{number} {word}' for word, number in one['outcomes'].most_common())}"
+        )
     if any("faults" in one for one in found.values()):
         rows = [
             [

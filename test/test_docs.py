@@ -66,9 +66,7 @@ NOT_RUN = {
     r"torchperf compile --params my.yaml": "is the README's segmenter.yaml, with which it is run",
     r"torchperf replay \S+ .*--parallel": "starts a cluster: test/replay/batch",
     r"torchperf replay (logs/)?drive.mcap --pace real": "the project below is made with it",
-    r"torchperf rollout (start|serve|back|end)": (
-        "talks to a running node: test/node/test_candidate_live.py"
-    ),
+    r"torchperf rollout candidate": ("talks to a running node: test/node/test_candidate_live.py"),
     r"torchperf rollout sign .*--gate": (
         "test/fleet/test_rollout_command.py has gates that are open, and closed ones"
     ),

@@ -65,8 +65,8 @@ def timings(monkeypatch):
 @pytest.fixture
 def makers(monkeypatch):
     """Engines that are all eager, so that nothing has to be compiled."""
-    makers = dict.fromkeys(chains._MAKERS, chains._eager)
-    monkeypatch.setattr(chains, "_MAKERS", makers)
+    makers = dict.fromkeys(chains.MAKERS, chains.MAKERS[chains.EAGER])
+    monkeypatch.setattr(chains, "MAKERS", makers)
     return makers
 
 
@@ -142,7 +142,7 @@ def test_given_cuda_when_built_as_graphs_then_they_agree_with_eager_at_every_siz
 
 
 def curve_of(*autos, lengths=(1, 30), failed=""):
-    """`auto` runs aoti-dynamic, as many times faster than eager at each length as is said."""
+    """`auto` runs aoti-dynamic, as many times faster than eager at each length as is given."""
     points = []
     for n, ratio in zip(lengths, autos, strict=True):
         for engine, times in {"eager": 1.0, "static": 0.5, "aoti-dynamic": ratio, "auto": ratio}.items():

@@ -9,7 +9,6 @@ Imported by worker processes, which find this folder on PYTHONPATH. A frame's or
 """
 
 import ctypes
-import gc
 import json
 import os
 import resource
@@ -25,7 +24,6 @@ from torchperf_ros.api.errors import BadInput, ConfigError
 from torchperf_ros.api.messages import message_class
 from torchperf_ros.engines.cuda_graph import CaptureFailed
 from torchperf_ros.engines.engine import ENGINES
-from torchperf_ros.workers.control import TierFacts
 
 TRIGGER = "geometry_msgs/msg/PointStamped"
 OUTPUT = "nav_msgs/msg/Path"
@@ -237,7 +235,7 @@ class Fusing(Plain):
 
 
 class UnknownOutput(Plain):
-    """Gives a message type that nobody has installed."""
+    """Gives a message type that is not installed."""
 
     output = "nowhere_msgs/msg/Nothing"
 
@@ -265,7 +263,7 @@ def close_descriptors(which):
     for descriptor in sorted(sockets)[: None if which == "close_sockets" else 1]:
         os.close(descriptor)
     if which == "close_frames":
-        time.sleep(600)
+        signal.pause()
 
 
 def is_socket(descriptor):
@@ -323,7 +321,7 @@ def segfault():
 
 def fork():
     if os.fork() == 0:
-        time.sleep(600)
+        signal.pause()
         os._exit(0)
 
 
@@ -396,16 +394,6 @@ class Joints(Controlled):
 
     def preprocess(self, messages):
         return torch.zeros(1), torch.zeros(1)
-
-
-class Wordy(Controlled):
-    """From its first frame on there is more to say of each tier than a message holds."""
-
-    def preprocess(self, messages):
-        for found in gc.get_objects():
-            if isinstance(found, TierFacts):
-                found.guards = "guard " * 20_000
-        return super().preprocess(messages)
 
 
 class Together(Controlled):

@@ -31,7 +31,7 @@ def _adapters_can_be_imported_by_workers():
 
 
 def wait_until(condition, what, timeout_s=PATIENCE_S):
-    """Look every 10 ms, for events that nobody notifies of."""
+    """Look every 10 ms, for events without a notification."""
     give_up_at = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < give_up_at, f"not within {timeout_s} s: {what()}"

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 from typing import Any
 
 import pytest
@@ -33,9 +34,12 @@ class Nested(torch.nn.Module):
     """Twice the number, in a nest. A number of 500 and more it does not take."""
 
     runs: list = []
+    most = 64
 
     def forward(self, x):
         type(self).runs.append(tuple(x.shape))
+        if len(x) > self.most:
+            raise ValueError(f"more than {self.most}")
         if (x >= 500.0).any():
             raise ValueError("it is too much")
         return {"boxes": [Found(2.0 * x.float(), "m")], "scores": (x.float().mean(-1).numpy(),)}
@@ -80,12 +84,14 @@ class Camera(Doubling):
 
 
 class Model(torch.nn.Module):
+    calls = 0  # of every model: state where nothing looks for it
+
     def __init__(self, act):
         super().__init__()
-        self.act, self.calls = act, 0
+        self.act = act
 
     def forward(self, x, *_):
-        self.calls += 1
+        Model.calls += 1
         return self.act(self, x)
 
 
@@ -96,7 +102,7 @@ MIXING = {
         lambda _, x: torch.nn.functional.batch_norm(x[:, None], None, None, training=True),
         "depend on the others in its run",
     ),
-    "state between calls": (lambda model, x: x + model.calls, "depend on the others in its run"),
+    "state that is hidden": (lambda _, x: x + Model.calls, "depend on the others in its run"),
     "one output for all": (lambda _, x: x.sum(), "its dimension 0 has to be 2"),
     "a row too many": (lambda _, x: torch.cat([x, x[:1]]), "its dimension 0 has to be 2"),
     "takes one frame": (lambda _, x: x.reshape(3), "two frames in one run: RuntimeError"),
@@ -282,8 +288,8 @@ def test_given_a_model_that_takes_batches_when_started_then_it_says_how_many_and
     open_node,
 ):
     found, alerts = batching(open_node(batch=6))
-    assert (found.batch, found.batch_refusal, alerts) == (6, "", [])
-    ((*pairs,),) = found.batch_ms
+    assert (found.batching.most, found.batching.refusal, alerts) == (6, "", [])
+    ((*pairs,),) = found.batching.times_ms
     assert [size for size, _ in pairs] == [1, 2, 4, 6]
     assert all(ms > 0.0 for _, ms in pairs)
 
@@ -309,17 +315,17 @@ def test_given_a_model_that_mixes_frames_when_started_then_batches_are_refused_a
     open_node, does
 ):
     found, alerts = batching(open_node("Mixing", options={"does": does}))
-    assert (found.batch, found.batch_ms) == (1, ())
-    assert found.batch_refusal.startswith("tier full: ")
-    assert MIXING[does][1] in found.batch_refusal
-    assert alerts == [f"frames of several streams run one by one: {found.batch_refusal}"]
+    assert (found.batching.most, found.batching.times_ms) == (1, ())
+    assert MIXING[does][1] in found.batching.refusal
+    why = found.batching.refusal.removeprefix("tier full: ")
+    assert alerts == [f"tier full: frames of several streams run one by one: {why}"]
 
 
 @pytest.mark.parametrize(
     ("adapter", "options", "why"),
     [
-        ("Fixed", {}, "dimension 0 of every input vary, from 1 to 2 and more; of input 0 it may be 1"),
-        ("Camera", {"most": 1}, "of input 0 it may be 1 at most"),
+        ("Fixed", {}, "dynamic_dims() lets dimension 0 of input 0 be 1 at most; one frame has 1"),
+        ("Camera", {"most": 1}, "be 1 at most"),
         ("Uneven", {}, "dimension 0 of the example inputs differs"),
         ("SteppingAdapter", {}, "the steps of an anytime model"),
     ],
@@ -327,9 +333,12 @@ def test_given_a_model_that_mixes_frames_when_started_then_batches_are_refused_a
 def test_given_a_model_whose_inputs_are_one_frames_when_started_then_batches_are_refused(
     open_node, adapter, options, why
 ):
-    found, _ = batching(open_node(adapter, options=options))
-    assert found.batch == 1
-    assert why in found.batch_refusal
+    found, alerts = batching(open_node(adapter, options=options))
+    assert (found.batching.most, found.batching.times_ms, alerts) == (1, ((),), [])
+    assert found.batching.refusal.startswith("tier full takes 1 at most: ")
+    assert why in found.batching.refusal
+    with pytest.raises(ConfigError, match="tested.batch is 4; it has to be 1, or auto: tier full takes 1"):
+        batching(open_node(adapter, options=options, batch_strict=True))
 
 
 @pytest.mark.parametrize("strict", [True, False])
@@ -337,16 +346,28 @@ def test_given_a_batch_above_what_the_model_takes_when_started_then_parameter_va
     open_node, strict
 ):
     node = open_node(options={"most": 3}, batch_strict=strict)
-    why = "parameter tested.batch is 4: tier full takes 3 at most: dimension 0"
+    why = "tier full takes 3 at most: dynamic_dims() lets dimension 0 of input 0 be 3"
     if strict:
-        with pytest.raises(ConfigError, match=f"{why}.*; it has to be 1 to 3, or auto"):
+        words = f"parameter tested.batch is 4; it has to be 1 to 3, or auto: {why}"
+        with pytest.raises(ConfigError, match=re.escape(words)):
             batching(node)
         return
-    found, (alert,) = batching(node)
-    assert found.batch == 3
-    assert found.batch_refusal.startswith(why)
-    assert alert == found.batch_refusal
-    assert [size for size, _ in found.batch_ms[0]] == [1, 2, 3]
+    found, alerts = batching(node)
+    assert (found.batching.most, alerts) == (3, [])
+    assert found.batching.refusal.startswith(why)
+    assert [size for size, _ in found.batching.times_ms[0]] == [1, 2, 3]
+
+
+def test_given_a_size_that_fails_when_started_then_fewer_frames_run_together_and_an_alert_says_why(
+    open_node, monkeypatch
+):
+    monkeypatch.setattr(Nested, "most", 3)
+    found, (alert,) = batching(open_node(batch=4))
+    why = "a run of 4 frames failed: ValueError: more than 3"
+    assert alert.startswith(f"tier full: {why}")
+    assert alert.endswith("; at most 2 frames are run together")
+    assert (found.batching.most, [size for size, _ in found.batching.times_ms[0]]) == (2, [1, 2])
+    assert why in found.batching.refusal
 
 
 def test_given_what_an_earlier_worker_found_when_another_starts_then_each_size_runs_once_and_nothing_is_said(

@@ -11,7 +11,7 @@ from torchperf_ros.api.outcome import Outcome
 from torchperf_ros.workers.protocol import OBSERVE, RUN, Request, unpack_response
 
 # a fixture for these tests, too
-from .test_session import Doubling, Scale, make_node, text_of  # noqa: F401
+from .test_session import Doubling, Scale, Summing, make_node, text_of  # noqa: F401
 
 CAMERAS = ("front", "left", "rear")
 
@@ -66,6 +66,10 @@ class Drawing(Doubling):
 
     def preprocess(self, messages):
         return (torch.rand(1),)
+
+
+class SummingCamera(Summing):
+    """Its model's answers depend on what came before."""
 
 
 class RefiningScale(Scale):
@@ -150,6 +154,15 @@ def test_given_streams_whose_adapters_differ_when_loaded_then_the_error_names_st
 ):
     with pytest.raises(AdapterError, match="has the inputs .*Float32.* for stream 'left' and .*Float64"):
         open_node("Unlike").preparation.load()
+
+
+def test_given_a_model_that_keeps_state_when_it_would_serve_streams_then_it_is_refused(open_node):
+    node = open_node("SummingCamera")
+    with pytest.raises(
+        AdapterError, match=r"tier full: .* state between calls \(total, seen\), which the streams"
+    ):
+        node.preparation.calibrate(node.preparation.load())
+    open_node("SummingCamera", streams=("front",)).start()
 
 
 def test_given_a_seed_when_frames_come_in_any_order_then_draws_follow_from_stream_and_frame(open_node):

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.api.outcome import Outcome
 from torchperf_ros.settings.config import node_config, stage_config
 from torchperf_ros.workers.frame_ring import InputBytes
@@ -61,6 +62,12 @@ def served(tmp_path_factory):
         yield pool, [listener.ready.get(timeout=PATIENCE_S) for _ in range(2)], listener
     finally:
         pool.stop()
+
+
+def test_given_a_stage_with_streams_when_another_version_would_read_its_ring_then_it_is_refused(served):
+    pool, (worker, _), listener = served
+    with pytest.raises(ConfigError, match="stage tested has 3 streams; no other version"):
+        WorkerPool(pool.config, worker.setup, listener, print, pool.ring)
 
 
 def written(pool, stream, seq, x):

@@ -8,6 +8,7 @@ from torchperf_ros.api.errors import ProtocolError
 from torchperf_ros.workers.protocol import (
     MAX_CONTROL_BYTES,
     OBSERVE,
+    REQUEST_BYTES,
     RUN,
     VERSION,
     Request,
@@ -17,6 +18,7 @@ from torchperf_ros.workers.protocol import (
     shapes_text,
     unpack_control,
     unpack_request,
+    unpack_requests,
     unpack_response,
 )
 
@@ -40,6 +42,16 @@ json_values = st.recursive(
 @given(requests)
 def test_given_any_request_when_packed_then_it_is_unpacked_as_it_was(request):
     assert unpack_request(request.pack()) == request
+
+
+@given(st.lists(requests, min_size=1, max_size=64), st.integers(1, REQUEST_BYTES - 1))
+def test_given_requests_in_one_packet_when_unpacked_then_they_come_in_order_and_a_cut_one_is_an_error(
+    batch, cut
+):
+    packet = b"".join(request.pack() for request in batch)
+    assert unpack_requests(packet) == batch
+    with pytest.raises(ProtocolError, match=f"request of {REQUEST_BYTES - cut} bytes"):
+        unpack_requests(packet[:-cut])
 
 
 @given(responses)

@@ -204,7 +204,7 @@ class SabotagedAdapter(Adapter):
         self._stall_s = reader.number("stall_ms", default=200.0, low=0.0, high=math.inf) / 1e3
         self._gil_us = round(reader.number("gil_ms", default=100.0, low=0.0, high=1e6) * 1e3)
         reader.finish()
-        self._inner = open_adapter(adapter, inner | ({"stream": stream} if stream else {}), device)
+        self.inner = open_adapter(adapter, inner | ({"stream": stream} if stream else {}), device)
         self._poison = {
             kind: torch.tensor([value], device=device) for kind, value in (("nan", math.nan), ("", 0.0))
         }
@@ -223,20 +223,20 @@ class SabotagedAdapter(Adapter):
             "score_messages",
             "example_messages",
         ):
-            setattr(self, name, getattr(self._inner, name))
+            setattr(self, name, getattr(self.inner, name))
 
     def build(self, tier: str) -> nn.Module:
         """The inner model; where `nan` is among the faults it takes one more input, see `Poisonable`."""
-        model = self._inner.build(tier)
+        model = self.inner.build(tier)
         return Poisonable(model).eval() if "nan" in self._faults else model
 
     def example_inputs(self, tier: str) -> tuple[Tensor, ...]:
         """The inner adapter's, never with a fault."""
-        return self._harmless(self._inner.example_inputs(tier))
+        return self._harmless(self.inner.example_inputs(tier))
 
     def score_inputs(self, tier: str) -> Sequence[tuple[Tensor, ...]]:
         """Likewise."""
-        return [self._harmless(inputs) for inputs in self._inner.score_inputs(tier)]
+        return [self._harmless(inputs) for inputs in self.inner.score_inputs(tier)]
 
     def _harmless(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return (*inputs, self._poison[""]) if "nan" in self._faults else inputs
@@ -250,18 +250,18 @@ class SabotagedAdapter(Adapter):
         if kind is not None:
             self._luck.write(kind, stamp_ns)
             self._inject(kind.removeprefix(_POISON))
-        inputs = self._inner.preprocess(messages)
+        inputs = self.inner.preprocess(messages)
         return (*inputs, self._poison["nan" if kind == "nan" else ""]) if "nan" in self._faults else inputs
 
     def steps(self, model: nn.Module, inputs: tuple[Tensor, ...]) -> Iterator[Any]:
         """The inner adapter's, all of them with NaN if one is."""
         if not isinstance(model, Poisonable):
-            return self._inner.steps(model, inputs)
-        return (_poisoned(outputs, inputs[-1]) for outputs in self._inner.steps(model.model, inputs[:-1]))
+            return self.inner.steps(model, inputs)
+        return (_poisoned(outputs, inputs[-1]) for outputs in self.inner.steps(model.model, inputs[:-1]))
 
     def postprocess(self, outputs: Any, messages: Mapping[str, Received]) -> object:  # noqa: ANN401
         """Pass on."""
-        return self._inner.postprocess(outputs, messages)
+        return self.inner.postprocess(outputs, messages)
 
     def _inject(self, kind: str) -> None:
         if kind == "stall":

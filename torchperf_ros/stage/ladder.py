@@ -175,6 +175,10 @@ class TierLadder:
         """
         return self.forecast(tier).ms
 
+    def likely_ms(self, tier: int) -> float:
+        """What a whole run of the tier takes as a rule, rather than at worst."""
+        return self._clocks[self.tiers.index(tier)].likely_ms(self._slowdown, self._overhead_ms)
+
     def take_over(self, before: "TierLadder") -> None:
         """Go on where another ladder of the stage was in use: the machine is as slow as it was there."""
         self._slowdown = before._slowdown

@@ -289,9 +289,11 @@ class Stage:
                 return
             turn.held_by = ""
             left_ms = min(left_ms, way.left_ms(now_ns))
-        if self.thread.has_streams and not turn.held_ns:
-            turn.held_ns = self.thread.gives_way(self, now_ns)
-            if turn.held_ns:
+        if self.thread.has_streams and not turn.frame.stale:
+            if self.thread.is_too_late(turn, now_ns):
+                return
+            if not turn.held_ns and (until_ns := self.thread.gives_way(self, now_ns)):
+                turn.held_ns = until_ns
                 return
         if self.thread.batches and not turn.frame.stale:
             if self._waits_for_others(turn, now_ns):

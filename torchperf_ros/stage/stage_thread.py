@@ -14,6 +14,7 @@ from torchperf_ros.safety.stop_output import warm_up_stop
 from torchperf_ros.settings.config import StageConfig
 from torchperf_ros.stage.alert_rules import change_alert
 from torchperf_ros.stage.hooks import StageMachinery
+from torchperf_ros.stage.turn import Turn
 from torchperf_ros.stage.waiter import Alarm, StageWaiter
 from torchperf_ros.workers.worker_process import WorkerProcess
 
@@ -240,18 +241,32 @@ class StageThread:
         """Until when an idle worker is left to another stream that has gone without results; 0: it is not.
 
         Cameras that are triggered together send in the same order each time. On a machine that is too slow
-        for all of them the last would never have a worker.
+        for all of them the last would never have a worker. Only a stream that is well gives way: where all
+        are behind, each wait would put them further behind.
         """
+        if stage.behind:
+            return 0
         ladder = stage.ladder
         done_ns = now_ns + round(ladder.predicted_ms(ladder.last) * NS_PER_MS)
         for other in self.stages:
-            if other.behind < _MOST_BEHIND or other.behind <= stage.behind or other.turn is not None:
+            if other.behind < _MOST_BEHIND or other.turn is not None:
                 continue
             if other.config.priority >= stage.config.priority:
                 due_ns = other.arrivals.expected_ns(now_ns)
                 if due_ns < done_ns:
                     return due_ns + _LOOK_AGAIN_NS
         return 0
+
+    def is_too_late(self, turn: Turn, now_ns: int) -> bool:
+        """Whether a run of this frame would only keep a worker from frames that can still be in time.
+
+        Where all streams are behind it may run: what is known of a run's time may be what is wrong.
+        """
+        return _is_too_late(turn, now_ns) and any(not stage.behind for stage in self.stages)
+
+
+def _is_too_late(turn: Turn, now_ns: int) -> bool:
+    return turn.left_ms(now_ns) < turn.ladder.likely_ms(turn.ladder.last)
 
 
 def _urgency(stage: "Stage") -> tuple[int, bool, int]:
@@ -262,6 +277,9 @@ def _urgency(stage: "Stage") -> tuple[int, bool, int]:
     turn = stage.turn
     if turn is None:
         return -stage.config.priority, True, _NO_DEADLINE
-    is_late = turn.leave_ns - stage.clock() < turn.ladder.predicted_ms(turn.ladder.last) * NS_PER_MS
     handicap_ns = min(stage.behind, _MOST_BEHIND) * stage.budget_ms * NS_PER_MS / _MOST_BEHIND
-    return -stage.config.priority, is_late, turn.frame.deadline_ns - round(handicap_ns)
+    return (
+        -stage.config.priority,
+        _is_too_late(turn, stage.clock()),
+        turn.frame.deadline_ns - round(handicap_ns),
+    )

@@ -10,12 +10,11 @@ import torch
 
 from torchperf_ros.api.adapter import Adapter
 from torchperf_ros.api.clock import NS_PER_MS
-from torchperf_ros.api.errors import ConfigError, TorchperfError, one_line
-from torchperf_ros.engines.built_tier import Inputs
+from torchperf_ros.api.errors import ConfigError, one_line
 from torchperf_ros.engines.outputs import layout_of, split
-from torchperf_ros.engines.package_engine import from_front
-from torchperf_ros.engines.parity import LIMITS, measure, random_inputs
+from torchperf_ros.engines.parity import LIMITS, Inputs, measure, random_inputs
 from torchperf_ros.settings.shape_options import Shapes
+from torchperf_ros.worker.reports import Reports
 from torchperf_ros.worker.tier import Tier
 from torchperf_ros.workers.calibration import Batching
 from torchperf_ros.workers.worker_setup import WorkerSetup
@@ -24,10 +23,6 @@ _RUNS: Final = 5
 _BRIEF_RUNS: Final = 3
 # a GPU shares its time out evenly, without regard to priorities: a quarter is left to this one
 _RESTS: Final = 3.0
-
-
-class BatchRefused(TorchperfError):
-    """A model may not take frames of several streams in one run; the message says why."""
 
 
 def run_together(tier: Tier, inputs: Sequence[Inputs], leave_ns: int = 0) -> tuple[list[Any], int]:
@@ -50,79 +45,85 @@ def layout_for_batch(inputs: Inputs) -> object:
 
 
 def batch_shapes(adapter: Adapter, example: Inputs, wanted: int) -> tuple[Shapes, ...]:
-    """The shapes of 2 to so many examples at once, as far as the adapter's `dynamic_dims` go; none where not."""
-    try:
-        most = most_frames(adapter, example, wanted)
-    except BatchRefused:
-        return ()
+    """The shapes of 2 to so many examples at once, as far as the adapter's `dynamic_dims` go."""
+    most, _ = most_frames(adapter, example, wanted)
     return tuple(
         tuple((frames * tensor.shape[0], *tensor.shape[1:]) for tensor in example)
         for frames in range(2, most + 1)
     )
 
 
-def most_frames(adapter: Adapter, example: Inputs, wanted: int) -> int:
-    """How many frames one run can take by the adapter's `dynamic_dims`, at most those that are wanted.
-
-    Raises:
-        BatchRefused: not two.
-    """
+def most_frames(adapter: Adapter, example: Inputs, wanted: int) -> tuple[int, str]:
+    """How many frames one run can take by what the adapter declares, at most those wanted, and why not more."""
     if adapter.anytime:
-        raise BatchRefused("the steps of an anytime model are one frame's")
+        return 1, "the steps of an anytime model are one frame's"
     if len({tensor.shape[:1] for tensor in example}) != 1 or not example[0].dim():
-        raise BatchRefused("dimension 0 of the example inputs differs, so it is not that of a batch")
-    dims = from_front(adapter.dynamic_dims(), example)
+        return 1, "dimension 0 of the example inputs differs, so it is not that of a batch"
+    declared, why = adapter.dynamic_dims(), ""
     for index, tensor in enumerate(example):
-        _, high = dims.get(index, {}).get(0, (1, tensor.shape[0]))
-        wanted = min(wanted, high // tensor.shape[0])
-        if wanted < 2:  # noqa: PLR2004 - what a batch has at least
-            raise BatchRefused(
-                f"dynamic_dims() has to let dimension 0 of every input vary, from {tensor.shape[0]} to"
-                f" {2 * tensor.shape[0]} and more; of input {index} it may be {high} at most"
+        usual = tensor.shape[0]
+        # dimensions may be counted from the end, as torch allows
+        dims = {dim % tensor.dim(): span for dim, span in declared.get(index, {}).items()}
+        _, high = dims.get(0, (usual, usual))
+        if high < wanted * usual:
+            wanted = high // usual
+            why = (
+                f"dynamic_dims() lets dimension 0 of input {index} be {high} at most; one frame has {usual}"
             )
-    return wanted
+    return wanted, why
 
 
-def find_batching(adapter: Adapter, tiers: dict[int, Tier], setup: WorkerSetup, *, rests: bool) -> Batching:
+def find_batching(
+    adapter: Adapter,
+    tiers: dict[int, Tier],
+    setup: WorkerSetup,
+    reports: Reports,
+    *,
+    rests: bool,
+) -> Batching:
     """How many frames one run may take, why not more, and how long each tier takes for 1, 2, 4 and so on.
 
     With `rests`, another process on the same GPU gets a share of it meanwhile. What an earlier worker has
-    found is taken over: each size runs once, which loads what it needs.
+    found is taken over: each size runs once, which loads what it needs. A model that does not do what its
+    adapter declares is an alert; one whose adapter declares less than is asked for is a line in the log.
 
     Raises:
         ConfigError: fewer than the parameter asks for, and it is strict about that.
     """
-    known, most, refusal = setup.batching, setup.batch, ""
+    known, refusal = setup.batching, ""
+    wanted = most = known.most if known else setup.batch
     runs = 0 if known else _BRIEF_RUNS if setup.background else _RUNS
     times_ms: dict[int, dict[int, float]] = {}
     for number, tier in sorted(tiers.items()):
-        name = setup.tiers[number]
+        name, row = setup.tiers[number], times_ms.setdefault(number, {})
         example = adapter.example_inputs(name)
-        try:
-            able = most_frames(adapter, example, setup.batch)
-            if not known:
-                _check_together(tier, example, setup.build[number].precision)
-        except BatchRefused as error:
-            return Batching(1, f"tier {name}: {error}")
-        why = f"dimension 0 of its inputs may be {able} times the example's at most by dynamic_dims()"
-        times_ms[number] = {}
-        for size in sizes_up_to(able):
+        able, why = most_frames(adapter, example, wanted)
+        if able > 1 and not known:
+            mixes = _why_not_together(tier, example, setup.build[number].precision)
+            if mixes:
+                reports.alert(f"tier {name}: frames of several streams run one by one: {mixes}")
+                return Batching(1, f"tier {name}: {mixes}")
+        for size in sizes_up_to(able) if able > 1 else ():
             try:
-                times_ms[number][size] = _median_ms(tier, example, size, runs, rests=rests)
+                row[size] = _median_ms(tier, example, size, runs, rests=rests)
             except Exception as error:  # the user's model and the engine run here
-                able, why = size // 2, f"a run of {size} failed: {one_line(error)}"
+                able, why = max(1, size // 2), f"a run of {size} frames failed: {one_line(error)}"
+                reports.alert(f"tier {name}: {why}; at most {able} frames are run together")
                 break
         if able < most:
             most, refusal = able, f"tier {name} takes {able} at most: {why}"
-    if refusal:
-        refusal = f"parameter {setup.stage}.batch is {setup.batch}: {refusal}"
-        if setup.batch_strict:
-            raise ConfigError(f"{refusal}; it has to be 1 to {most}, or auto")
-    if known:
+    if known and not refusal:
         return known
+    if refusal and setup.batch_strict:
+        allowed = f"1 to {most}" if most > 1 else "1"
+        raise ConfigError(
+            f"parameter {setup.stage}.batch is {setup.batch}; it has to be {allowed}, or auto: {refusal}"
+        )
+    if refusal:
+        reports.warn(f"batches of frames: {refusal}")
     rows = [times_ms.get(number, {}) for number in range(len(setup.tiers))]
     return Batching(
-        most, refusal, tuple(tuple((size, ms) for size, ms in row.items() if size <= most) for row in rows)
+        most, refusal, tuple(tuple(each for each in row.items() if each[0] <= most) for row in rows)
     )
 
 
@@ -139,32 +140,25 @@ def _drawn(example: Inputs, count: int) -> list[Inputs]:
     return [random_inputs(example, seed) for seed in range(1, count + 1)]
 
 
-def _check_together(tier: Tier, example: Inputs, precision: str) -> None:
-    """Run two drawn inputs alone and together, and compare.
-
-    Raises:
-        BatchRefused: the outputs of one depend on the other, or cannot be divided.
-    """
+def _why_not_together(tier: Tier, example: Inputs, precision: str) -> str:
+    """Run two drawn inputs alone and together, and compare; why that is not the same, "" where it is."""
     inputs = _drawn(example, 2)
     try:
         # the next run may write to their memory
         alone = [copy.deepcopy(tier.run(each)[0]) for each in inputs]
         together, _ = run_together(tier, inputs)
         for expected, found in zip(alone, together, strict=True):
-            if layout_of(expected) != (layout := layout_of(found)):
-                raise BatchRefused(
-                    f"of a frame alone the outputs are {layout_of(expected)}, in two {layout}"
-                )
+            if (wanted := layout_of(expected)) != (layout := layout_of(found)):
+                return f"the outputs of a frame are {wanted} alone, and {layout} in a run of two"
             parity, limit = measure(expected, found), LIMITS[precision]
             if not parity.within(limit):
-                raise BatchRefused(
-                    f"the outputs of a frame depend on the others in its run, as of BatchNorm in training mode or"
+                return (
+                    "the outputs of a frame depend on the others in its run, as of BatchNorm in training mode or"
                     f" a mean over dimension 0: {parity}; allowed for {precision}: {limit}"
                 )
-    except BatchRefused:
-        raise
     except Exception as error:  # the user's model and the engine run here
-        raise BatchRefused(f"two frames in one run: {one_line(error)}") from error
+        return f"two frames in one run: {one_line(error)}"
+    return ""
 
 
 def _median_ms(tier: Tier, example: Inputs, size: int, runs: int, *, rests: bool) -> float:

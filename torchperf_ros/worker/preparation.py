@@ -35,7 +35,7 @@ from torchperf_ros.worker.session import Prepared, Session, seed_from
 from torchperf_ros.worker.tier import InvalidOutput, OutputCheck, Tier
 from torchperf_ros.worker.tier_loader import TierLoader
 from torchperf_ros.workers.calibration import Batching, Calibration
-from torchperf_ros.workers.control import Description, LastWords, Progress, Ready, Remark, unpack_message
+from torchperf_ros.workers.control import Description, LastWords, Progress, Ready, unpack_message
 from torchperf_ros.workers.package_cache import use_compiler_cache
 from torchperf_ros.workers.process_setup import LARGEST_KEPT_BYTES, keep_freed_memory, set_nice
 from torchperf_ros.workers.protocol import MAX_CONTROL_BYTES, STACK_FILE, STACK_SIGNAL
@@ -171,7 +171,13 @@ class Preparation:
                 check = prepared.checks[number] = OutputCheck(outputs, fixed_sizes=fixed_sizes)
                 _check_steps(tier, check, example)
                 self._run_whole_frame(prepared, tier, check, example)
-                self._loader.forget_runs(name, example)
+                state = self._loader.forget_runs(name, example)
+                if state and len(prepared.adapters) > 1:
+                    raise AdapterError(
+                        f"tier {name}: the model keeps state between calls ({', '.join(state)}), which the"
+                        " streams would share; keep it in the adapter, which each stream has for itself, or"
+                        " give each camera a stage"
+                    )
                 if why := check.unchecked:
                     self._reports.warn(f"tier {name}: outputs are not checked for NaN and Inf: {why}")
         batching = self._batching(prepared) if setup.batch > 1 else Batching()
@@ -186,15 +192,10 @@ class Preparation:
         setup, adapter = self._setup, prepared.adapter
         rests = setup.background and self._device.is_cuda
         with torch.inference_mode():
-            found = find_batching(adapter, prepared.tiers, setup, rests=rests)
+            found = find_batching(adapter, prepared.tiers, setup, self._reports, rests=rests)
             for number in prepared.tiers:
                 name = setup.tiers[number]
                 self._loader.forget_runs(name, adapter.example_inputs(name))
-        if found.refusal and not setup.batching:
-            alone = "frames of several streams run one by one: " if found.most == 1 else ""
-            # A model that says nothing of batches is no fault; one that says what does not hold is.
-            remark = Remark(f"{alone}{found.refusal}", alert=bool(adapter.dynamic_dims()))
-            self._reports.say(remark)
         return found
 
     def _run_whole_frame(

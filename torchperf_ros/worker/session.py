@@ -19,8 +19,8 @@ from torchperf_ros.api.errors import AdapterError, FrameOverwritten
 from torchperf_ros.api.histories import work_for
 from torchperf_ros.api.messages import decode
 from torchperf_ros.api.outcome import IN_TIME, Outcome
-from torchperf_ros.engines.built_tier import Inputs
 from torchperf_ros.engines.device import Device, leave
+from torchperf_ros.engines.parity import Inputs
 from torchperf_ros.worker.batching import layout_for_batch, run_together
 from torchperf_ros.worker.capture import CaptureTaker
 from torchperf_ros.worker.output_message import check_inputs, output_message
@@ -30,7 +30,7 @@ from torchperf_ros.workers.control import LastWords, TierFacts
 from torchperf_ros.workers.frame_ring import FrameReader
 from torchperf_ros.workers.protocol import (
     OBSERVE,
-    REQUESTS_BYTES,
+    REQUEST_BYTES,
     RUN,
     SOON,
     Request,
@@ -115,6 +115,8 @@ class Session:
         self._seed, self._stream_names = setup.seed, setup.streams or ("",)
         self._scenes = {name: number for number, name in enumerate(setup.scenes)}
         self._unknown_scene = ""
+        # A packet that holds more is cut, and is no number of whole requests then.
+        self._most_bytes = setup.batch * REQUEST_BYTES + 1
         self._prepared, self._reports, self._frames = prepared, reports, frames
         self._device, self._tiers, self._checks = prepared.device, prepared.tiers, prepared.checks
         rings = [FrameReader(descriptor) for descriptor in ring_fds]
@@ -130,7 +132,7 @@ class Session:
         with torch.inference_mode():
             while True:
                 with contextlib.suppress(TimeoutError):  # nothing came: a moment to report
-                    data = self._frames.recv(REQUESTS_BYTES)
+                    data = self._frames.recv(self._most_bytes)
                     while data == SOON:
                         data = self._next_soon()
                     if not data:
@@ -153,8 +155,8 @@ class Session:
         give_up_ns = time.perf_counter_ns() + _STAYS_AWAKE_NS
         while time.perf_counter_ns() < give_up_ns:
             with contextlib.suppress(BlockingIOError):
-                return os.read(self._frames.fileno(), REQUESTS_BYTES)
-        return self._frames.recv(REQUESTS_BYTES)
+                return os.read(self._frames.fileno(), self._most_bytes)
+        return self._frames.recv(self._most_bytes)
 
     def _answer(self, request: Request) -> None:
         """Do what is asked for; any error is an outcome of this frame."""

@@ -103,18 +103,22 @@ class TierLoader:
         self.forget_runs(name, example)  # another tier may share modules with it
         return tier
 
-    def forget_runs(self, name: str, example: Inputs) -> None:
-        """Bring a model whose answers depend on earlier calls back to the state that its build gave it."""
+    def forget_runs(self, name: str, example: Inputs) -> list[str]:
+        """Bring a model whose answers depend on earlier calls back to the state that its build gave it.
+
+        Returns what it keeps, by name.
+        """
         model, kept = self._models.get(name, (None, None))
         if model is None or kept is None or not kept.has_changed:
-            return
+            return []
         try:
             inputs = random_inputs(
                 self._device.to_device(example), _PROBE
             )  # others than those of the runs before
-            depends_on_state(model, kept, inputs, model(*inputs))
+            return depends_on_state(model, kept, inputs, model(*inputs))
         except Exception:  # a model may not take inputs that are drawn
             kept.restore()
+            return []
 
     def _model(self, name: str) -> torch.nn.Module:
         model = build_model(self._adapter, name).to(self._on)

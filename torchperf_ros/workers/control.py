@@ -90,21 +90,6 @@ class Ready:
     missing: tuple[str, ...]
     batching: Batching = Batching()
 
-    @property
-    def batch(self) -> int:
-        """Most frames in one run; 1: the model is not to be given several."""
-        return self.batching.most
-
-    @property
-    def batch_refusal(self) -> str:
-        """Why that is fewer than the parameter asks for, "" where it is not."""
-        return self.batching.refusal
-
-    @property
-    def batch_ms(self) -> tuple[tuple[tuple[int, float], ...], ...]:
-        """Of each tier pairs of a run's frames and its median inference time."""
-        return self.batching.times_ms
-
 
 @dataclass(frozen=True)
 class TierReport:

@@ -41,9 +41,7 @@ _RESPONSE = struct.Struct(f"<HHIQQ4qIhHH{SHAPES_BYTES}s")
 RESPONSE_BYTES: Final = _RESPONSE.size
 
 
-_REQUEST_BYTES: Final = _REQUEST.size
-MOST_BATCH: Final = 64
-REQUESTS_BYTES: Final = MOST_BATCH * _REQUEST_BYTES
+REQUEST_BYTES: Final = _REQUEST.size
 
 
 class Request(NamedTuple):
@@ -151,10 +149,10 @@ def unpack_request(data: bytes) -> Request:
 
 def unpack_requests(data: bytes) -> list[Request]:
     """Parse a packet, of one request or those of a batch; raises `ProtocolError` as `unpack_request`."""
-    if len(data) <= _REQUEST_BYTES:
+    if len(data) <= REQUEST_BYTES:
         return [unpack_request(data)]
-    begins = range(0, len(data), _REQUEST_BYTES)
-    return [unpack_request(data[begin : begin + _REQUEST_BYTES]) for begin in begins]
+    begins = range(0, len(data), REQUEST_BYTES)
+    return [unpack_request(data[begin : begin + REQUEST_BYTES]) for begin in begins]
 
 
 def unpack_response(data: bytes) -> Response:

@@ -71,12 +71,12 @@ class ResultArea:
 
     def write(self, payload: bytes | memoryview, place: int = 0) -> None:
         """Leave a result, which a response is about to follow."""
-        begin = self._begin(place)
+        begin = self._begin(place) if place else _RESULT
         self._view[begin : begin + len(payload)] = payload
 
     def _begin(self, place: int) -> int:
-        """Where a place for results begins: the further ones lie behind the partial results."""
-        return _slot(self.room, 2) + (place - 1) * _aligned(self.room) if place else _RESULT
+        """Where a place for results begins, but for the first: behind the partial results."""
+        return _slot(self.room, 2) + (place - 1) * _aligned(self.room)
 
     def put(self, response: Response, payload: bytes | memoryview) -> bool:
         """Leave a partial result, which replaces the one before; False: it is too long."""
@@ -107,7 +107,7 @@ class ResultArea:
         """
         if length > self.room:
             raise ProtocolError(f"response of {length} bytes in a result area of {self.room}")
-        begin = self._begin(place)
+        begin = self._begin(place) if place else _RESULT
         if begin + length > len(self._map):
             raise ProtocolError(f"response in place {place} of a result area that has fewer")
         return self._map[begin : begin + length]

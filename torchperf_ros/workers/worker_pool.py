@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import psutil
 
 from torchperf_ros.api.clock import NS_PER_S, Clock
-from torchperf_ros.api.errors import ProtocolError
+from torchperf_ros.api.errors import ConfigError, ProtocolError
 from torchperf_ros.settings.config import StageConfig
 from torchperf_ros.workers.calibration import Batching, Calibration
 from torchperf_ros.workers.capture import Capture
@@ -127,7 +127,7 @@ class TierTally:
 _TICK_MS = 50
 _AFTER_ERROR_S = 0.05
 _RING_FRAMES = 4  # of the largest size: what a worker that is late may still be reading
-_STREAM_FRAMES = 6  # of those that have come: several streams of the largest size would fill the memory
+_STREAM_FRAMES = 4  # of those that have come: several streams of the largest size would fill the memory
 _RING_HEADERS = 65_536
 _TOLD = 64
 _IMPORTS_WITHIN_S = 60.0  # at least: importing torch takes its time, and is no start of a worker
@@ -176,7 +176,10 @@ class WorkerPool:
 
         Nothing runs before `start`.
 
-        `ring`: another pool's, whose frames its workers read, too; only where there are no streams.
+        `ring`: another pool's, whose frames its workers read, too.
+
+        Raises:
+            ConfigError: another pool's ring, and several streams.
         """
         self.config = config
         self.description: Description | None = None
@@ -187,13 +190,17 @@ class WorkerPool:
         self.rolling_update = RollingUpdate(config, setup, self._tell)
         self.tally = TierTally(config.tiers)
         self.capture = Capture(config.name, setup.evidence, log)
+        if ring is not None and len(setup.streams) > 1:
+            raise ConfigError(
+                f"stage {config.name} has {len(setup.streams)} streams; no other version of its model can run"
+                " beside it"
+            )
         room = _RING_FRAMES * config.max_frame_bytes + _RING_HEADERS
         self.owns_ring = ring is None
-        records = _STREAM_FRAMES if len(setup.streams) > 1 else 0
+        streams = len(setup.streams) or 1
+        records, kept = _STREAM_FRAMES if streams > 1 else 0, (setup.black_box_mib << 20) // streams
         self.rings = (
-            [FrameRing(room, room + (setup.black_box_mib << 20), records) for _ in setup.streams or ("",)]
-            if ring is None
-            else [ring]
+            [FrameRing(room, room + kept, records) for _ in range(streams)] if ring is None else [ring]
         )
         self._log = log
         self._start_at_ns = [0] * config.workers

@@ -117,8 +117,8 @@ class Backlog:
     def is_empty(self) -> bool:
         return self._results.handled == self._sent
 
-    def sent(self, requests: int) -> None:
-        self._sent += requests
+    def sent(self, frames: int) -> None:
+        self._sent += frames
 
     def wait_from(self, now_ns: int) -> None:
         """Count `stuck_ms` from now: it had nothing to do, or was busy with something else."""
@@ -330,7 +330,7 @@ class WorkerProcess:
         """
         kind = RUN | OBSERVE if observe else RUN
         request = Request(kind, tier, seq, offset, length, leave_ns, missed, last_step, stream)
-        return self._begin([request], now_ns)
+        return self._begin(request.pack(), [(stream, seq)], tier, now_ns)
 
     def run_batch(self, tier: int, parts: Sequence[RunPart], now_ns: int) -> bool:
         """Hand over frames of different streams to be run together, at most `batch`; else as `run`.
@@ -350,15 +350,16 @@ class WorkerProcess:
             )
             for part in parts
         ]
-        return self._begin(requests, now_ns)
+        packet = b"".join(request.pack() for request in requests)
+        return self._begin(packet, [(part.stream, part.seq) for part in parts], tier, now_ns)
 
-    def _begin(self, requests: Sequence[Request], now_ns: int) -> bool:
-        if not self._send(requests, now_ns):
+    def _begin(self, packet: bytes, given: list[tuple[int, int]], tier: int, now_ns: int) -> bool:
+        if not self._send(packet, len(given), now_ns):
             self.kill("it takes no more frames")
             return False
-        self.busy_since_ns, self.tier = now_ns, requests[0].tier
-        self._given = [(request.stream, request.seq) for request in requests]
-        self.seq = requests[0].seq
+        self.busy_since_ns, self.tier = now_ns, tier
+        self._given = given
+        self.seq = given[0][1]
         return True
 
     def expect(self) -> None:
@@ -371,16 +372,16 @@ class WorkerProcess:
     ) -> bool:
         """Let it advance its histories; False if its queue is full, and it misses the frame."""
         request = Request(OBSERVE, 0, seq, offset, length, missed=missed, stream=stream)
-        return not self.usable or self._send([request], now_ns)
+        return not self.usable or self._send(request.pack(), 1, now_ns)
 
-    def _send(self, requests: Sequence[Request], now_ns: int) -> bool:
+    def _send(self, packet: bytes, frames: int, now_ns: int) -> bool:
         if self.backlog.is_empty:
             self.backlog.wait_from(now_ns)
         try:
-            self.frames.send(b"".join([request.pack() for request in requests]))
+            self.frames.send(packet)
         except OSError:  # EAGAIN: its queue is full, EPIPE: it died; the caller turns both into an outcome
             return False
-        self.backlog.sent(len(requests))
+        self.backlog.sent(frames)
         return True
 
     def receive(self) -> tuple[Response, bytes] | None:

@@ -293,7 +293,7 @@ class _Sequence:
         elif event.kind == "node dies" and self.node in {"active", "hung"}:
             self.node = "dead"
             if self.lane is not None:
-                self.lane.left_alone(self.now_ns)
+                self.lane.rules.left_alone(self.now_ns)
 
     def _end(self, event: LaneEvent) -> None:
         if event.kind == "obstacle":
@@ -394,9 +394,8 @@ class _Sequence:
         if self.lane is None:
             return
         was_held = self.judge.is_held
-        is_over = self.lane.is_over(self.now_ns)
-        says = self.lane.last_word if is_over else self.lane.due
-        stop = says(self.now_ns, self.ros_ns)
+        is_over = self.lane.rules.may_end(self.now_ns)
+        stop = self.lane.due(self.now_ns, self.ros_ns, at_once=is_over)
         self.latch = self.lane.rules.latch
         self.lane = None if is_over else self.lane
         if self.latch is not None:

@@ -1,6 +1,6 @@
-"""Guard and scenes in a real ROS graph.
+"""A guard in a real ROS graph.
 
-What they take from topics, and what becomes of the frames that follow.
+What it takes from topics, and what becomes of the frames that follow.
 """
 
 import os
@@ -14,25 +14,18 @@ pytest.importorskip("rclpy")
 from nav_msgs.msg import Odometry
 from nav_msgs.msg import Path as PathMessage
 from sensor_msgs.msg import Image, LaserScan
-from std_msgs.msg import String
 from std_srvs.srv import Trigger
 
 from torchperf_ros.api.outcome import GuardVerdict
 from torchperf_ros.replay.replay import replay
 from torchperf_ros.replay.replay_options import ReplayOptions
 
+from .perf_process import odometry
+
 pytestmark = pytest.mark.ros
 
 GUARD = {"act": ["finite", "stamps"], "obstacles": [""], "odometry_timeout_ms": 10_000.0}
 SPEED = 8.0
-
-
-def odometry(speed=SPEED):
-    message = Odometry(child_frame_id="base_link")
-    message.header.frame_id = "odom"
-    message.pose.pose.position.x, message.pose.pose.orientation.w = 100.0, 1.0
-    message.twist.twist.linear.x = speed
-    return message
 
 
 @pytest.fixture(scope="module")
@@ -42,27 +35,12 @@ def evidence(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def refused(start_node, obedient):
-    """A node with a guard on a stage that publishes points; it starts beside the others."""
+    """A node with a guard on a stage that publishes points; it starts beside the other one."""
     return start_node({"stages": ["camera"], "camera": {**obedient(), "guard.act": ["all"]}})
 
 
 @pytest.fixture(scope="module")
-def with_scenes(start_node, fast):
-    """A node whose stage has scenes, one by a speed and one by a word; it starts beside the others."""
-    scenes = {
-        "scenes": ["intersection", "highway"],
-        "scene_hold_s": 0.1,
-        "situation_timeout_ms": 600_000.0,
-        "scene": {
-            "intersection": {"tiers": ["fast"], "budget_ms": 4000, "topic": "scene"},
-            "highway": {"tiers": ["full"], "min_speed": 22.0},
-        },
-    }
-    return start_node({"perception": {**fast(), **scenes}, "stages": ["perception"]})
-
-
-@pytest.fixture(scope="module")
-def node(refused, with_scenes, graph, start_node, obedient, orders, evidence):
+def node(refused, graph, start_node, obedient, orders, evidence):
     stage = obedient(orders, adapter="ObedientPlanner", output="plan", fallback=["none"])
     stage |= {f"guard.{name}": value for name, value in GUARD.items()}
     lane = {
@@ -90,7 +68,7 @@ def node(refused, with_scenes, graph, start_node, obedient, orders, evidence):
 def answered(node, image):
     """The row of a frame that follows on odometry, and what was published for it."""
     node.plans.clear()
-    node.tell(node.odom, odometry())
+    node.tell(node.odom, odometry(SPEED))
     row = node.answer(node.image, image())
     node.wait_for(lambda: node.plans, "a path")
     return row, node.plans[0]
@@ -144,42 +122,3 @@ def test_given_a_model_that_raises_when_there_is_no_fallback_then_the_guard_stil
 
 def test_given_a_guard_on_a_stage_that_publishes_points_when_configured_then_it_is_refused(refused):
     refused.wait_for(lambda: "camera.guard.act: the stage publishes" in refused.errors, "the refusal")
-
-
-def test_given_scenes_when_speed_and_word_are_published_then_images_are_answered_for_them(
-    graph, with_scenes, image
-):
-    node = with_scenes
-    node.wait_until_ready("perception")
-    camera, odom, word = (
-        node.publisher(*one) for one in (("image", Image), ("odom", Odometry), ("scene", String))
-    )
-
-    def row_until(wanted):
-        """The first row with this scene; images go on, as a message on another topic may come later."""
-        for stamp_ns in range(1, 1000):
-            row = node.answer(camera, image(stamp_ns * 1_000_000))
-            if row["scene"] == wanted:
-                return row
-        return pytest.fail(f"no image was answered for scene {wanted}")
-
-    for topic in ("odom", "scene"):  # each message is taken once
-        assert graph.node.count_subscribers(f"{node.namespace}/{topic}") == 1
-    assert row_until(0)["scene"] == 0
-    node.tell(odom, odometry(speed=30.0))
-    highway = row_until(2)
-    node.tell(word, String(data="intersection"))
-    intersection = row_until(1)
-    assert intersection["budget_ms"] == 4000.0
-    assert highway["budget_ms"] != 4000.0
-    assert intersection["tier"] != highway["tier"]
-
-    def shows_intersection():
-        """The last frame's scene; on a busy machine the word may be too old by the time of the report."""
-        node.tell(word, String(data="intersection"))
-        row_until(1)
-        values = node.values("perception")
-        assert values["scenes"] == "default,intersection,highway"
-        return (values["scene"], values["budget_ms"]) == ("intersection", "4000.000")
-
-    node.wait_for(shows_intersection, "the report to show the scene")

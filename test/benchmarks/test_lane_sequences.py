@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from benchmarks.traffic.lane_sequences import EVENTS, Held, Judge, draw_events, run_sequence
 from torchperf_ros.safety.stop_output import TimedPath
-from torchperf_ros.world.lane_sequences import EVENTS, Held, Judge, draw_events, run_sequence
 from torchperf_ros.world.vehicles import Vehicle
 
 
