@@ -31,7 +31,7 @@ STATEMENTS = {
     "stage": 3326,
     "engines": 2428,
     "worker": 1558,
-    "observe": 6372,
+    "observe": 6100,
     "node": 2403,
     "replay": 4228,
     "models": 1896,
@@ -48,7 +48,7 @@ PARAMETERS = 121
 DATACLASSES = 213
 SWITCHED_OFF = 6
 """Places where the formatter is switched off: tables."""
-PRIVATE_NAMES_IN_TESTS = 116
+PRIVATE_NAMES_IN_TESTS = 89
 """Uses of `other._name` in tests."""
 FIGURES_OF_SPEECH = 0
 """Words that CONVENTIONS replaces by terms and actors: told, said, what of, whatever, nobody."""

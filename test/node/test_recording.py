@@ -19,7 +19,7 @@ from sensor_msgs.msg import Image
 from std_srvs.srv import Trigger
 from visualization_msgs.msg import MarkerArray
 
-from torchperf_ros.observe.recorder.record_schema import schema
+from torchperf_ros.observe.recorder.record_log import schema
 
 pytestmark = pytest.mark.ros
 

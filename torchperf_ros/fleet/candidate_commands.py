@@ -80,7 +80,7 @@ def _change(name: str, stage: str, values: Mapping[str, object], wanted: str) ->
     need("rclpy")
     from torchperf_ros.node.services import ServiceFailed, set_parameters
     from torchperf_ros.observe.telemetry.node_state import NodeState
-    from torchperf_ros.observe.top.listener import NodeListener
+    from torchperf_ros.observe.top.top import NodeListener
 
     try:
         set_parameters(name, {f"{stage}.{key}": value for key, value in values.items()}, _TIMEOUT_S)

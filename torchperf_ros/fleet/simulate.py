@@ -171,7 +171,7 @@ def recorded_minutes(
     Raises:
         ConfigError: a run has no such stage, or less than a minute of it.
     """
-    from torchperf_ros.observe.runs.run_file import read_run
+    from torchperf_ros.observe.runs.run_log import read_run
 
     windows, budget_ms = [], math.nan
     for path in paths:

@@ -85,7 +85,7 @@ def headline(plan: RolloutPlan) -> str:
 
 def status_page(plan: RolloutPlan, standing: RolloutStanding, move: Move, left_out: Sequence[str]) -> str:
     """The page as HTML, one file that needs no network."""
-    from torchperf_ros.observe.runs.report.page import Cell, Page, table
+    from torchperf_ros.observe.runs.page import Cell, Page, table
 
     page = Page()
     look = {"advance": "good", "hold": "fair", "rollback": "bad"}[move.kind.value]

@@ -20,9 +20,8 @@ from torchperf_ros.api.alert import Alert
 from torchperf_ros.api.clock import NS_PER_S
 from torchperf_ros.api.messages import decode
 from torchperf_ros.api.outcome import IN_TIME, Fallback, GuardVerdict, Outcome
-from torchperf_ros.observe.runs.machine_fingerprint import machine_facts
-from torchperf_ros.observe.runs.run_file import run_of
-from torchperf_ros.observe.runs.run_log import RunLog
+from torchperf_ros.observe.runs.run_log import RunLog, run_of
+from torchperf_ros.observe.telemetry.machine import machine_facts
 from torchperf_ros.replay.logs.log_reader import LogReader
 from torchperf_ros.replay.replay_options import ReplayError
 from torchperf_ros.replay.replay_record import ReplayRecord

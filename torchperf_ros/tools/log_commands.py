@@ -185,7 +185,7 @@ def report(
     Exit status: 0, or 2 for a log that cannot be used.
     """
     if schema:
-        from torchperf_ros.observe.recorder.record_schema import schema as record_schema
+        from torchperf_ros.observe.recorder.record_log import schema as record_schema
 
         typer.echo(record_schema(), nl=False)
         return
@@ -194,7 +194,7 @@ def report(
     shell.check_outputs({"--output": output})
     shell.need("plotly", "jinja2")
     shell.need(*(["rclpy"] if live else []))
-    from torchperf_ros.observe.runs.report.report_page import write_report
+    from torchperf_ros.observe.runs.report_page import write_report
     from torchperf_ros.replay.input_pictures import input_pictures
     from torchperf_ros.replay.run_reading import read_runs
 
@@ -205,7 +205,7 @@ def report(
             for run in read_runs(log, shell.follow(bars, f"reading {log.name}"), node)
         ]
         if live:
-            from torchperf_ros.observe.top.listener import listen_for
+            from torchperf_ros.observe.top.top import listen_for
 
             name = node or "/perf"
             runs.append(listen_for(name, live, shell.follow(bars, f"listening to {name}", per_s=1e3)))

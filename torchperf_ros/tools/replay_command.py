@@ -162,7 +162,7 @@ def _many(
 def _one(log: Path, options: "ReplayOptions", files: list[Path], *, dry_run: bool) -> bool:
     errors, shown = shell.console(stderr=True), shell.console(_PLAIN_WIDTH)
     with errors.status("loading"):
-        from torchperf_ros.observe.runs.run_file import check_run_path, write_run
+        from torchperf_ros.observe.runs.run_log import check_run_path, write_run
         from torchperf_ros.replay.replay import plan
         from torchperf_ros.replay.replay import replay as play_back
         from torchperf_ros.replay.replay_options import prefer_this_process, read_config

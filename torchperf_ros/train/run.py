@@ -23,7 +23,7 @@ from torchperf_ros.api.adapter import load_adapter
 from torchperf_ros.api.errors import ConfigError, TorchperfError
 from torchperf_ros.api.training_task import HELD_OUT, Task
 from torchperf_ros.engines.device import choose_device
-from torchperf_ros.observe.runs.machine_fingerprint import machine_now
+from torchperf_ros.observe.telemetry.machine import machine_now
 from torchperf_ros.train.labelled_log import LabelledLog
 from torchperf_ros.train.tier_training import (
     Techniques,
@@ -274,8 +274,8 @@ def _page(figures: Mapping[str, Any]) -> str:
     """Loss and score of each model over its steps, a line for each tier, and the table of its card."""
     import plotly.graph_objects as go
 
-    from torchperf_ros.observe.runs.report import report_pictures as draw
-    from torchperf_ros.observe.runs.report.page import Page, number_cell, table
+    from torchperf_ros.observe.runs import report_pictures as draw
+    from torchperf_ros.observe.runs.page import Page, number_cell, table
 
     page = Page()
     for name, own in figures.items():

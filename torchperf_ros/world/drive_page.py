@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from torchperf_ros.observe.runs.report.page import Block, Page, number_cell, table
+from torchperf_ros.observe.runs.page import Block, Page, number_cell, table
 from torchperf_ros.world.loop import ARMS, Drive, Driven
 from torchperf_ros.world.scenarios import describe
 from torchperf_ros.world.vehicles import LENGTH_M, REAR_M, WIDTH_M

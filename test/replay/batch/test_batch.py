@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from torchperf_ros.api.errors import ConfigError, TorchperfError
-from torchperf_ros.observe.runs.run_file import read_run
+from torchperf_ros.observe.runs.run_log import read_run
 from torchperf_ros.replay.batch.batch import plan_batch, replay_batch
 from torchperf_ros.replay.batch.batch_cluster import BatchOptions, open_cluster
 from torchperf_ros.replay.batch.batch_logs import BatchError, find_logs

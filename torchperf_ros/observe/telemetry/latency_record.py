@@ -26,7 +26,6 @@ class LabelledArray:
     """
 
     def __init__(self, labels: Sequence[str]) -> None:
-        """Lay the message out once: one dimension of size 1 per label."""
         dimension = message_class("std_msgs/msg/MultiArrayDimension")
         layout = message_class("std_msgs/msg/MultiArrayLayout")
         dims = [dimension(label=label, size=1, stride=1) for label in labels]
@@ -36,7 +35,6 @@ class LabelledArray:
         self.prefix = bytes(encode(message, _TYPE))[: -numbers.size]  # the bytes before the numbers
 
     def encode(self, values: Sequence[float]) -> bytes:
-        """CDR bytes with these values, one per label."""
         return self.prefix + self.pack(*values)
 
 

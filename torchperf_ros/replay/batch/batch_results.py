@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from torchperf_ros import __version__
 from torchperf_ros.api.errors import ConfigError, TorchperfError
-from torchperf_ros.observe.runs.run_file import RUN_FILE, whole_file, write_run
+from torchperf_ros.observe.runs.run_log import RUN_FILE, whole_file, write_run
 from torchperf_ros.replay.batch.batch_logs import BatchError, FoundLog
 from torchperf_ros.replay.logs.log_storage import LogError
 from torchperf_ros.replay.replay import Progress, replay
@@ -283,8 +283,8 @@ def write_page(folder: Path, rows: Sequence[Mapping[str, Any]], failed: Mapping[
     """
     if importlib.util.find_spec("plotly") is None:
         return "no page, as plotly is not installed: `pip install 'torchperf_ros[analysis]'`"
-    from torchperf_ros.observe.runs.report.report_page import Overview, OverviewRow, write_report
-    from torchperf_ros.observe.runs.report.report_words import stage_figures
+    from torchperf_ros.observe.runs.report_page import Overview, OverviewRow, write_report
+    from torchperf_ros.observe.runs.report_words import stage_figures
     from torchperf_ros.observe.runs.run_log import RunLog
     from torchperf_ros.replay.input_pictures import input_pictures
     from torchperf_ros.replay.run_reading import read_runs

@@ -22,10 +22,9 @@ import torchperf_ros
 from torchperf_ros.api.errors import TorchperfError, how_it_ended
 from torchperf_ros.models.road_scene import IMAGE_TYPE
 from torchperf_ros.node.middleware import carry_images
-from torchperf_ros.observe.runs.machine_fingerprint import ProcessorShare
+from torchperf_ros.observe.telemetry.machine import ProcessorShare
 from torchperf_ros.observe.telemetry.node_state import NodeState
-from torchperf_ros.observe.top.listener import NodeListener
-from torchperf_ros.observe.top.top import SVG_HEIGHT, SVG_WIDTH, Screen, save_svg
+from torchperf_ros.observe.top.top import SVG_HEIGHT, SVG_WIDTH, NodeListener, Screen, save_svg
 from torchperf_ros.observe.top.view import ends, node_line, node_picture
 from torchperf_ros.replay.logs.log_reader import LogReader
 from torchperf_ros.settings.build_options import AUTO

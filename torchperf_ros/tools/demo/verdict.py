@@ -283,7 +283,7 @@ def _stage_table(state: DriveState) -> Table:
             DASH if count is None else f"{count:,}"
             for count in (stage.count("frames"), stage.dropped, _answered(stage), stage.count("restarts"))
         )
-        p50, p99 = short(stage.values.get("p50_ms")), short(stage.values.get("p99_ms"))
+        p50, p99 = short(stage.number("p50_ms")), short(stage.number("p99_ms"))
         table.add_row(
             stage.name, frames, dropped, answered, on_time, p50, p99, _lateness(stage.worst_ms), restarts
         )

@@ -70,7 +70,6 @@ class StageSummary:
 
 
 def stage_figures(stage: StageLog) -> StageSummary:
-    """Count and measure a stage's frames."""
     counted = stage.counted
     total_ms = stage.total_ms[counted & np.isfinite(stage.total_ms)]
     p50, p95, p99, highest = np.percentile(total_ms, (50, 95, 99, 100)) if len(total_ms) else [math.nan] * 4

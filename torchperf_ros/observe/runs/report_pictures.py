@@ -8,7 +8,7 @@ import html
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import plotly.graph_objects as go
@@ -16,8 +16,11 @@ from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
 from torchperf_ros.api.outcome import Health, Outcome
-from torchperf_ros.observe.runs.report.report_words import safe_stops
+from torchperf_ros.observe.runs.report_words import safe_stops
 from torchperf_ros.observe.runs.run_log import STEPS, LoggedAlert, RunLog, StageLog
+
+if TYPE_CHECKING:
+    from torchperf_ros.observe.runs.comparison import ComparedStage
 
 BLUE: Final = "#0072B2"
 SKY: Final = "#56B4E9"
@@ -37,6 +40,9 @@ _MARKS: Final = {
     Outcome.STARTING: (GREY, "circle-open"),
     Outcome.PARTIAL: (SKY, "circle"),
 }
+_SIDE_COLOURS: Final = {"base": BLUE, "new": ORANGE}
+_SIDE_POINTS: Final = 1500
+_BUDGETS_BEYOND: Final = 3.0  # of other paces than real the budget may be a day
 _TIER_COLOURS: Final = (BLUE, SKY, GREEN, PURPLE, ORANGE, GREY)  # the last one: no tier
 _STEP_COLOURS: Final = (GREY, SKY, GREEN, BLUE, PURPLE, ORANGE)
 _STEP_NAMES: Final = ("wait", "decode", "preprocess", "inference", "postprocess", "hand-over and publish")
@@ -324,7 +330,6 @@ def waterfall(stage: StageLog) -> go.Figure | None:
 
 
 def memory(run: RunLog, most: int) -> go.Figure:
-    """Memory by whom, in MiB."""
     figure = go.Figure()
     stretch = stretches(run.memory_t_ns)
     # the rest are counts
@@ -386,3 +391,77 @@ def _changes(values: NDArray[np.float64], stretch: NDArray[np.int64]) -> NDArray
     changed = np.flatnonzero(np.diff(np.nan_to_num(values, nan=-1.0))) + 1
     begins = np.flatnonzero(np.diff(stretch)) + 1
     return np.unique(np.concatenate([[0], changed, begins - 1, begins, [len(values) - 1]])).astype(np.int64)
+
+
+# -- of two sides of runs
+
+
+def exceedance(stage: "ComparedStage") -> go.Figure:
+    """What share of the frames took as long or longer.
+
+    The ECDF turned over, whose logarithmic axis shows the tail.
+    """
+    figure = go.Figure()
+    longest_ms = 0.0
+    for word, frames in (("base", stage.base), ("new", stage.new)):
+        values = np.sort(frames.total_ms[np.isfinite(frames.total_ms)])
+        longest_ms = max(longest_ms, float(values.max(initial=0.0)))
+        shares = 100.0 * (1.0 - np.arange(len(values)) / max(len(values), 1))
+        shown = np.unique(
+            np.round(len(values) - np.geomspace(max(len(values), 1), 1, _SIDE_POINTS)).astype(int)
+        )
+        shown = shown[: len(values)]  # none of none
+        _line(
+            figure,
+            word,
+            rounded(values[shown]),
+            shares[shown],
+            "%{y:.2f} % took %{x:.2f} ms or more",
+            name=f"{word} ({len(values):,})",
+            line={"color": _SIDE_COLOURS[word], "width": 2, "shape": "hv"},
+        )
+    if (
+        stage.new.budget_ms <= _BUDGETS_BEYOND * longest_ms
+    ):  # of other paces than real the budget may be a day
+        mark_budget(figure, stage.new.budget_ms)
+    figure.update_yaxes(type="log", dtick=1)
+    return laid_out(
+        figure, 340, "ms, receipt to publish", "% of frames took as long or longer", showlegend=True
+    )
+
+
+def over_frames(stage: "ComparedStage") -> go.Figure:
+    figure = go.Figure()
+    for word, frames in (("base", stage.base), ("new", stage.new)):
+        shown = envelope(frames.total_ms, _SIDE_POINTS)
+        _line(
+            figure,
+            word,
+            shown.tolist(),
+            frames.total_ms[shown],
+            "frame %{x}: %{y:.2f} ms",
+            opacity=0.75,
+            line={"color": _SIDE_COLOURS[word], "width": 1},
+        )
+    return laid_out(figure, 300, "frame", "ms", showlegend=True)
+
+
+def memory_of_sides(sides: dict[str, tuple[RunLog, ...]]) -> go.Figure:
+    figure = go.Figure()
+    for word, run in ((word, run) for word, runs in sides.items() for run in runs):
+        _, seconds, mib = run.used_memory
+        shown = envelope(mib, _SIDE_POINTS)
+        _line(
+            figure,
+            word,
+            rounded(seconds[shown] - seconds[:1]),
+            mib[shown],
+            "%{x:.0f} s: %{y:,.1f} MiB",
+        )
+    return laid_out(figure, 260, "s", "MiB", showlegend=True)
+
+
+# plotly's
+def _line(figure: go.Figure, word: str, x: list[Any], y: Any, hover: str, **look: Any) -> None:  # noqa: ANN401
+    look = {"name": word, "line": {"color": _SIDE_COLOURS[word], "width": 2}, **look}
+    figure.add_scatter(x=x, y=rounded(y), mode="lines", hovertemplate=hover, **look)

@@ -9,29 +9,27 @@ from typing import Final
 import numpy as np
 
 from torchperf_ros.api.text import percent
-from torchperf_ros.observe.runs.compare.bootstrap import (
-    RESAMPLES,
-    RUNS,
-    best_tiers,
-    figures,
-    frame_changes,
-    laid_out,
-    pooled,
-    run_change,
-    stage_frames,
-)
-from torchperf_ros.observe.runs.compare.changes import (
+from torchperf_ros.observe.runs.changes import (
     COMPILE,
     MEMORY_PEAK,
     MEMORY_SLOPE,
     METRICS,
     MISS,
     OUTPUTS,
+    RESAMPLES,
+    RUNS,
     START_UP,
     Judgement,
     Metric,
     MetricChange,
+    best_tiers,
+    figures,
+    frame_changes,
     judge,
+    laid_out,
+    pooled,
+    run_change,
+    stage_frames,
 )
 from torchperf_ros.observe.runs.run_log import RunLog, RunLogError, StageLog
 
@@ -88,7 +86,6 @@ class Comparison:
 
     @property
     def broken_limits(self) -> list[MetricChange]:
-        """The metrics whose limit the new side does not keep."""
         return [one for one in self.changes if one.breaks_limit]
 
     @property
@@ -162,7 +159,6 @@ def compare(
 
 
 def _whole(base: Sequence[RunLog], new: Sequence[RunLog]) -> Iterator[MetricChange]:
-    """Memory, start-up and compile time, as far as one of the runs says: a value a run."""
     of_run: dict[Metric, Callable[[RunLog], float]] = {
         MEMORY_PEAK: lambda run: float(run.used_memory[2].max(initial=-math.inf)),
         MEMORY_SLOPE: lambda run: run.memory_slope,

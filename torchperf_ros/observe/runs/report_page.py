@@ -12,8 +12,8 @@ import numpy as np
 from torchperf_ros import __version__
 from torchperf_ros.api.outcome import IN_TIME, Fallback, GuardVerdict, Outcome
 from torchperf_ros.api.text import percent
-from torchperf_ros.observe.runs.report import report_words as words
-from torchperf_ros.observe.runs.report.page import Block, Cell, Page, number_cell, table
+from torchperf_ros.observe.runs import report_words as words
+from torchperf_ros.observe.runs.page import Block, Cell, Page, number_cell, table
 from torchperf_ros.observe.runs.run_log import (
     CANDIDATE,
     STEPS,
@@ -62,8 +62,6 @@ _HEADS: Final = (
 
 @dataclass(frozen=True)
 class OverviewRow:
-    """A stage of a run, in numbers; `anomalies` of that stage."""
-
     run: str
     stage: str
     figures: words.StageSummary
@@ -147,7 +145,7 @@ def write_report(
 
 
 def _section(page: Page, run: RunLog, anchor: str, points: int, pictures: InputPictures, side: int) -> None:
-    from torchperf_ros.observe.runs.report import report_pictures as draw
+    from torchperf_ros.observe.runs import report_pictures as draw
 
     stages = [stage for stage in run.stages if len(stage)]
     worst = {stage.name: words.worst_frames(stage, _WORST) for stage in stages}
@@ -202,7 +200,6 @@ def _section(page: Page, run: RunLog, anchor: str, points: int, pictures: InputP
 
 
 def _candidate(status: Mapping[str, str]) -> Block:
-    """The two versions of a stage's model, as they stood at the end."""
     rows: list[list[Cell]] = [
         [title, {"text": status[key], "css": "text"}] for key, title in CANDIDATE.items() if status.get(key)
     ]

@@ -1,4 +1,4 @@
-"""A comparison in words and cells for terminals, pages and pull requests, and as JSON for machines."""
+"""A comparison as a page, in words and cells for terminals and pull requests, and as JSON for machines."""
 
 import json
 import math
@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from torchperf_ros import __version__
 from torchperf_ros.api.text import listed, markdown_table
-from torchperf_ros.observe.runs.compare.changes import ALPHA, MEMORY_SLOPE, Judgement, MetricChange
-from torchperf_ros.observe.runs.compare.comparison import Comparison
+from torchperf_ros.observe.runs.changes import ALPHA, MEMORY_SLOPE, Judgement, MetricChange
+from torchperf_ros.observe.runs.comparison import Comparison
+from torchperf_ros.observe.runs.page import Block, Cell, Page, number_cell, table
 from torchperf_ros.observe.runs.run_log import RunLog
 
 JSON_VERSION: Final = 2
@@ -99,7 +101,6 @@ def number(value: float, signed: bool = False) -> str:
 
 
 def remarks(comparison: Comparison) -> list[str]:
-    """What is different about the runs, and why metrics have no verdict or did not decide."""
     undecided = comparison.with_verdict(Judgement.WORSE, Judgement.NOT_ENOUGH, Judgement.INFORMATIVE)
     found = []
     for reason in dict.fromkeys(one.why for one in undecided if one.why):
@@ -111,7 +112,6 @@ def remarks(comparison: Comparison) -> list[str]:
 
 
 def samples(comparison: Comparison) -> list[str]:
-    """What each stage's verdicts rest on, a sentence each."""
     runs = f"of {len(comparison.base)} and {len(comparison.new)} runs"
     return [
         f"{stage.name}: {len(stage.base):,} and {len(stage.new):,} frames"
@@ -121,7 +121,6 @@ def samples(comparison: Comparison) -> list[str]:
 
 
 def side_name(runs: Sequence[RunLog]) -> str:
-    """What a side is called: its run, or its first run and how many more there are."""
     name = Path(runs[0].name).name or runs[0].name
     return name if len(runs) == 1 else f"{name} and {len(runs) - 1} more"
 
@@ -148,7 +147,6 @@ def markdown(comparison: Comparison) -> str:
 
 
 def to_json(comparison: Comparison, status: int) -> str:
-    """Everything that the verdict rests on, and the exit status."""
     content = {
         "v": JSON_VERSION,
         "kind": "regress",
@@ -240,3 +238,87 @@ def _with_unit(one: MetricChange) -> str:
 
 def _count(changes: Sequence[MetricChange]) -> str:
     return f"{len(changes)} {'metric is' if len(changes) == 1 else 'metrics are'}"
+
+
+_CLASS: Final = {Judgement.WORSE: "bad", Judgement.BETTER: "good"}
+_MACHINE: Final = ("cpu", "cores", "memory_mib", "device", "torch")
+
+
+def verdict_page(comparison: Comparison) -> str:
+    from torchperf_ros.observe.runs import report_pictures as draw
+
+    page = Page()
+    bad = comparison.with_verdict(Judgement.WORSE) or comparison.broken_limits or conspicuous(comparison)
+    notes = remarks(comparison)
+    known = comparison.with_verdict(Judgement.BETTER, Judgement.EQUIVALENT)
+    page.top.append(
+        {
+            "kind": "verdict",
+            "lines": [("bad" if bad else "good" if known else "fair", headline(comparison))],
+        }
+    )
+    page.section(
+        "",
+        [
+            {"kind": "words", "lines": samples(comparison)},
+            {"kind": "note", "title": "What to know", "items": notes} if notes else None,
+        ],
+    )
+    for stage in comparison.stages:
+        changes = [one for one in comparison.changes if one.stage == stage.name]
+        page.section(
+            stage.name,
+            [
+                _table(changes),
+                page.plots(("Latency: how many frames took longer", draw.exceedance(stage))),
+                page.plots(("Latency over time", draw.over_frames(stage))),
+            ],
+        )
+    sides = {"base": comparison.base, "new": comparison.new}
+    if changes := [one for one in comparison.changes if not one.stage]:
+        sampled = any(len(run.used_memory[1]) for runs in sides.values() for run in runs)
+        picture = page.plots(("Memory of the workers", draw.memory_of_sides(sides))) if sampled else None
+        page.section("The whole run", [_table(changes), picture])
+    page.section(
+        "The runs",
+        [
+            table(
+                ("side", "file", "commit", "log", "machine"),
+                [_run(word, run) for word, runs in sides.items() for run in runs],
+                css="stack",
+            )
+        ],
+    )
+    count = len(comparison.base) + len(comparison.new)
+    return page.render(
+        f"{side_name(comparison.new)} against {side_name(comparison.base)}",
+        f"{count} runs compared; intervals are of {1 - ALPHA:.0%}.",
+        f"torchperf compare {__version__}. Long series are thinned so that no spike is lost; every number"
+        " is of all frames.",
+    )
+
+
+def _table(changes: Sequence[MetricChange]) -> Block:
+    """The verdict stands in the second column, where a phone shows it, too."""
+    lines: list[list[Cell]] = []
+    for one, row in zip(changes, rows(changes), strict=True):
+        verdict: Cell = row[-1]
+        if one.breaks_limit or one.conspicuous:
+            verdict = {"text": row[-1], "bold": True}
+        elif one.verdict in _CLASS:
+            verdict = {"text": row[-1], "tag": _CLASS[one.verdict]}
+        title = f"{one.metric.title} [{one.metric.unit}]"
+        lines.append([title, verdict, *map(number_cell, row[1:-1])])
+    first, *heads, last = COLUMNS
+    return table((first, last, *heads), lines)
+
+
+def _run(word: str, run: RunLog) -> list[Cell]:
+    machine = ", ".join(str(run.fact("machine", key)) for key in _MACHINE if run.fact("machine", key))
+    shown = (
+        Path(run.name).as_posix(),
+        run.fact("commit") or "-",
+        run.fact("log", "path") or "-",
+        machine or "-",
+    )
+    return [word, *({"text": str(cell), "css": "text"} for cell in shown)]
