@@ -13,13 +13,16 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+import numpy as np
+
 from benchmarks.rig.arguments import callers_path
 from benchmarks.rig.report import say
-from torchperf_ros.world.drive_page import write_picture
-from torchperf_ros.world.loop import Drive, drive
+from torchperf_ros.world.drive_page import HIT, OURS, WALL, outlines, title_of
+from torchperf_ros.world.loop import Drive, Driven, drive
 from torchperf_ros.world.scenarios import draw_scenario
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -31,6 +34,8 @@ _FIRST_IMAGE_S = 100.0  # the start takes a tenth of that
 _EPILOG = """\
 example:
   ./run bench pictures                  # into docs/pictures, in two minutes; look at them before they are committed"""
+
+_SHOWN = 6  # moments of a drive
 
 
 def torchperf(*words: object) -> list[str]:
@@ -90,6 +95,62 @@ def loaded(folder: Path, pictures: Path) -> None:
         time.sleep(_LOAD_S)
     looking.wait()
     demo.communicate()
+
+
+def write_picture(drives: Sequence[tuple[Drive, Driven]], path: Path) -> None:
+    """Drives from above, each in a row, and their speed and time to collision.
+
+    PNG or SVG by the file's suffix.
+
+    The road is drawn wider than it is: across, a metre is longer than along.
+    """
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    from matplotlib import pyplot as plt
+
+    heights = [1.0] * len(drives) + [1.2, 1.2]
+    figure, (*roads, speed, ttc) = plt.subplots(
+        len(heights), 1, figsize=(11, 1.7 * len(heights)), height_ratios=heights, layout="constrained"
+    )
+    farthest_m = max(driven.world.progress_m for _, driven in drives) + 40.0
+    for (one, driven), road in zip(drives, roads, strict=True):
+        trace, colour = driven.world.trace, HIT if driven.score.collision else OURS
+        for edge in one.scenario.road:
+            points = one.scenario.lane.at(np.arange(-20.0, farthest_m, 2.0), edge)
+            road.plot(points[:, 0], points[:, 1], color=WALL, linewidth=1)
+        for number, index in enumerate(np.linspace(0, len(trace) - 1, _SHOWN)):
+            for shade, outline in outlines(driven, trace[round(index)]):
+                strength = 0.25 + 0.75 * number / (_SHOWN - 1)
+                road.fill(outline[:, 0], outline[:, 1], color=shade, alpha=strength, linewidth=0)
+            x, y, *_ = trace[round(index)].vehicle
+            at = f"{trace[round(index)].at_s:.0f} s"
+            road.annotate(
+                at,
+                (x, y),
+                (0, -15),
+                textcoords="offset points",
+                ha="center",
+                fontsize="x-small",
+                color=colour,
+            )
+        own = [moment.vehicle[1] for moment in trace]
+        road.set(
+            ylim=(min(own) - 8, max(own) + 8),
+            xlim=(-20.0, farthest_m),
+            title=title_of(one, driven),
+            yticks=[],
+        )
+        at_s = [moment.at_s for moment in trace]
+        speed.plot(at_s, [3.6 * moment.vehicle[3] for moment in trace], color=colour, label=one.arm)
+        ttc.plot(at_s, [min(moment.ttc_s, 3.0) for moment in trace], color=colour)
+    roads[-1].set_xlabel("m; with a time: this vehicle; blue: the others at these times")
+    fastest = max(moment.vehicle[3] for _, driven in drives for moment in driven.world.trace)
+    speed.set(ylabel="km/h", ylim=(0, max(1.0, 1.1 * 3.6 * fastest)))
+    speed.legend(loc="lower right")
+    ttc.set(ylabel="TTC, s", xlabel="s", ylim=(0, 3.1))
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
 
 
 def cut_in(pictures: Path) -> None:

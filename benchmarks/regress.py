@@ -20,10 +20,9 @@ import numpy as np
 
 from benchmarks.rig.arguments import arguments_of, callers_path
 from benchmarks.rig.report import Report, Target, say
-from torchperf_ros.observe.runs.compare.changes import ALPHA, Judgement, MetricChange
-from torchperf_ros.observe.runs.compare.comparison import Comparison, compare
-from torchperf_ros.observe.runs.run_file import run_of, write_run
-from torchperf_ros.observe.runs.run_log import RunLog
+from torchperf_ros.observe.runs.changes import ALPHA, Judgement, MetricChange
+from torchperf_ros.observe.runs.comparison import Comparison, compare
+from torchperf_ros.observe.runs.run_log import RunLog, run_of, write_run
 from torchperf_ros.stage.frame_table import FRAME
 
 STAGE = "perception"

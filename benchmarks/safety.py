@@ -39,14 +39,15 @@ import psutil
 
 from benchmarks.rig.arguments import add_some, arguments_of, callers_path
 from benchmarks.rig.report import Part, Report, Target, say
+from benchmarks.traffic.lane_sequences import FASTER_MS, SEQUENCE_S, run_sequence
 from torchperf_ros.tools.shell import follow, progress_bars
 from torchperf_ros.workers.process_setup import die_with_parent
 from torchperf_ros.world.drive_command import write_drive
-from torchperf_ros.world.lane_sequences import FASTER_MS, SEQUENCE_S, run_sequence
 from torchperf_ros.world.latencies import FAULTS, DrawnRuns
-from torchperf_ros.world.loop import ARMS, NAIVE_RESTART_S, Drive, Workers, drive, end_workers
+from torchperf_ros.world.loop import ARMS, NAIVE_ARMS, NAIVE_RESTART_MS, Drive, Workers, drive, end_workers
 from torchperf_ros.world.scenarios import SCENARIOS, TRAFFIC, draw_scenario
 
+_NAIVE_RESTART_S = NAIVE_RESTART_MS / 1e3
 _BOUND, _NAIVE, _FULL, _CAMERA, _WATCHED = "zero", "naive", "full", "camera", "watched"
 _RESTARTS_S = (0.3, 1.0, 2.0, 4.0)  # 0.3: as a worker of ours
 _RATES = {"none": "none", "each=1": "1 a minute", "each=3": "3 a minute", "bench": "as bench deadline"}
@@ -81,12 +82,13 @@ class _Wanted(NamedTuple):
     seed: int
     load: int = 1
     faults: str = "none"
-    naive_restart_s: float = NAIVE_RESTART_S
+    naive_restart_s: float = _NAIVE_RESTART_S
 
     @property
     def drive(self) -> Drive:
         scenario = draw_scenario(self.scenario, self.seed)
-        return Drive(scenario, self.arm, self.load, self.faults, naive_restart_s=self.naive_restart_s)
+        restart_ms = 1e3 * self.naive_restart_s if self.arm in NAIVE_ARMS else None
+        return Drive(scenario, self.arm, self.load, self.faults, restart_ms=restart_ms)
 
 
 def main() -> int:
@@ -379,9 +381,9 @@ def _restarts(arguments: argparse.Namespace, report: Report) -> tuple[_Row, list
         for seed in range(arguments.seed, arguments.seed + arguments.seeds)
         for name in arguments.scenarios
     ]
-    cells = [(_FULL, faults, NAIVE_RESTART_S) for faults in _RATES]
+    cells = [(_FULL, faults, _NAIVE_RESTART_S) for faults in _RATES]
     cells += [(_NAIVE, faults, restart_s) for faults in _RATES for restart_s in restarts_s]
-    cells = [cell for cell in cells if cell[1] != "none" or cell[2] in {restarts_s[0], NAIVE_RESTART_S}]
+    cells = [cell for cell in cells if cell[1] != "none" or cell[2] in {restarts_s[0], _NAIVE_RESTART_S}]
     wanted = [_Wanted(arm, *one, 1, faults, restart_s) for one in drawn for arm, faults, restart_s in cells]
     hits: dict[tuple[str, str, float], dict[tuple[str, int], bool]] = {cell: {} for cell in cells}
     for row in _spread("drives", _drive, wanted, arguments):
@@ -391,7 +393,7 @@ def _restarts(arguments: argparse.Namespace, report: Report) -> tuple[_Row, list
     for arm, faults, restart_s in cells:
         own, full = (
             [found[one] for one in drawn]
-            for found in (hits[arm, faults, restart_s], hits[_FULL, faults, NAIVE_RESTART_S])
+            for found in (hits[arm, faults, restart_s], hits[_FULL, faults, _NAIVE_RESTART_S])
         )
         figures.append(
             {

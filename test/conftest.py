@@ -42,10 +42,7 @@ PACKAGES = tuple(
 )
 """Files that read the same compiled packages: one process has them, and builds the packages once."""
 ALONE = (
-    *(
-        f"test/node/test_{name}"
-        for name in ("emergency", "faults_live", "lifecycle", "play_to_node", "watch_live")
-    ),
+    *(f"test/node/test_{name}" for name in ("emergency", "faults_live", "lifecycle", "play_to_node")),
     *(f"test/stage/test_stage{which}.py" for which in ("", "_active", "_alone")),
     "test/workers/test_capture.py",
     "test/tools/demo/test_drive.py",
@@ -104,8 +101,8 @@ def pytest_xdist_make_scheduler(config, log):
             return next((node for node in self.nodes if not node.shutting_down), None)
 
         def remove_node(self, node):
-            # Of a process that crashed, what it had done would be queued again as well, and nobody ends
-            # that.
+            # Of a process that crashed, what it had done would be queued again as well, without
+            # an end.
             units = self.assigned_work[node]
             self.assigned_work[node] = {
                 scope: unit for scope, unit in units.items() if not all(unit.values())

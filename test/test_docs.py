@@ -66,9 +66,7 @@ NOT_RUN = {
     r"torchperf compile --params my.yaml": "is the README's segmenter.yaml, with which it is run",
     r"torchperf replay \S+ .*--parallel": "starts a cluster: test/replay/batch",
     r"torchperf replay (logs/)?drive.mcap --pace real": "the project below is made with it",
-    r"torchperf rollout (start|serve|back|end)": (
-        "talks to a running node: test/node/test_candidate_live.py"
-    ),
+    r"torchperf rollout candidate": ("talks to a running node: test/node/test_candidate_live.py"),
     r"torchperf rollout sign .*--gate": (
         "test/fleet/test_rollout_command.py has gates that are open, and closed ones"
     ),
@@ -350,7 +348,7 @@ def test_given_parameters_of_a_page_when_read_then_each_is_one(name, own_project
         own = {"stages": ["segmentation"], **values, "segmentation": model | values.get("segmentation", {})}
         values = {"/**/perf": {"ros__parameters": own}}
     Path("page.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
-    assert read_params_file(Path("page.yaml")).stages[0].name in {"segmentation", "perception"}
+    assert read_params_file(Path("page.yaml")).stages[0].stage in {"segmentation", "perception", "near"}
 
 
 def test_given_the_workflow_when_parsed_then_its_steps_run_something_and_files_are_made_before_they_are_used():

@@ -20,34 +20,39 @@ from torchperf_ros.tools.main import app
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "torchperf_ros"
 MOST_FILES_IN_A_FOLDER = 25
+# Streams of a stage, with batches, came into every room that carries a frame: a thread and a timer for several
+# streams, an adapter for each in the worker, runs of several frames, and their parameters.
 STATEMENTS = {
-    "api": 876,
-    "settings": 1078,
+    "api": 884,
+    "settings": 1179,
     # Braking along an earlier plan begins where the vehicle is; what is only beside the way is no ground.
     "safety": 3238,
-    "workers": 2801,
-    "stage": 2984,
-    "engines": 2396,
-    "worker": 1309,
-    "observe": 6367,
-    "node": 2390,
-    "replay": 4204,
-    "models": 1893,
-    "tools": 3583,
-    "fleet": 3116,
-    "world": 1831,
-    "train": 1276,
+    "workers": 2869,
+    "stage": 3338,
+    "engines": 2371,
+    "worker": 1558,
+    "observe": 6100,
+    # A node that a roll-out may reach loads it at configure, not on the thread that receives frames.
+    "node": 2405,
+    "replay": 4165,
+    "models": 1880,
+    "tools": 3480,
+    "fleet": 2965,
+    "world": 1473,
+    "train": 1257,
 }
 """Of each room, docstrings included."""
-OPTIONS = 208
+OPTIONS = 190
 """And arguments, of all commands."""
-PARAMETERS = 117
+PARAMETERS = 121
 """Of the node and of one stage."""
-DATACLASSES = 209
+DATACLASSES = 210
 SWITCHED_OFF = 6
 """Places where the formatter is switched off: tables."""
-PRIVATE_NAMES_IN_TESTS = 116
-"""Uses of `other._name` in tests."""
+PRIVATE_NAMES_IN_TESTS = 35
+"""Uses of `other._name` in tests, but for the names that the standard library documents."""
+DOCUMENTED = {"_exit", "_replace"}
+"""Of `os`, and of named tuples."""
 FIGURES_OF_SPEECH = 0
 """Words that CONVENTIONS replaces by terms and actors: told, said, what of, whatever, nobody."""
 
@@ -124,7 +129,8 @@ def test_given_the_tests_when_searched_then_few_reach_into_other_objects():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Attribute)
         and re.match(r"_[a-z]", node.attr)
-        and ast.unparse(node.value) not in {"self", "cls"}
+        and ast.unparse(node.value) not in {"self", "cls", "super()"}
+        and node.attr not in DOCUMENTED
     ]
     assert len(found) <= PRIVATE_NAMES_IN_TESTS, "\n".join(found)
 

@@ -108,17 +108,21 @@ def test_given_relative_and_nested_imports_when_read_then_none_is_missed():
     assert "torchperf_ros.api.errors.ConfigError" in sources
 
 
-def loaded_by(*modules):
-    """Names of all modules in a fresh interpreter that has imported these."""
-    code = (
-        f"import importlib, sys\nfor name in {modules!r}:"
-        " importlib.import_module(name)\nprint(*sys.modules)"
-    )
+def loaded_after(code):
+    """Names of all modules in a fresh interpreter that has run this."""
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-c", f"{code}\nimport sys\nprint(*sys.modules)"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return set(done.stdout.split())
+
+
+def loaded_by(*modules):
+    return loaded_after(f"import importlib\nfor name in {modules!r}: importlib.import_module(name)")
 
 
 def modules_of(*layers):
@@ -153,3 +157,17 @@ def test_given_a_fresh_interpreter_when_the_node_is_imported_then_torch_is_not_l
     assert "rclpy" in loaded
     assert "torch" not in loaded
     assert "torchperf_ros.fleet" not in loaded  # before a parameter asks for a candidate or a plan
+
+
+@pytest.mark.parametrize(("given", "is_loaded"), [({}, False), ({"rollout.vehicle": "car-7"}, True)])
+def test_given_a_node_when_configured_then_roll_outs_are_loaded_where_a_parameter_says_that_one_may_come(
+    given, is_loaded
+):
+    values = {"stages": ["perception"], **given}
+    stages = {"perception": {"adapter": "m:C", "output": "o"}}
+    loaded = loaded_after(f"""
+from torchperf_ros.node.versions import VersionsOnDemand
+from torchperf_ros.settings.config import node_config
+VersionsOnDemand(dict, print, print, "/perf").prepared(node_config({values!r}, {stages!r}))
+""")
+    assert ("torchperf_ros.fleet.rollouts" in loaded) is is_loaded

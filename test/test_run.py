@@ -48,7 +48,7 @@ def calls(run, monkeypatch, tmp_path):
     monkeypatch.setattr(run, "_kept_from_machine", dict)
     monkeypatch.setattr(run, "_check_wheels_exist", lambda: None)
     monkeypatch.setattr(run, "_install_ensurepip", lambda: None)
-    monkeypatch.setattr(run, "_compile_all", lambda python, folder: None)
+    monkeypatch.setattr(run, "compile_all", lambda python, folder: None)
     calls = []
 
     def call(*command):
@@ -58,7 +58,7 @@ def calls(run, monkeypatch, tmp_path):
             "venv" if "venv" in command else "packages" if "--requirement" in command else "project"
         )
 
-    monkeypatch.setattr(run, "_call", call)
+    monkeypatch.setattr(run, "call", call)
     return calls
 
 
@@ -80,7 +80,7 @@ def test_ros2_launch_finds_the_launch_files_also_where_an_older_setup_linked_the
         (share / "launch").symlink_to(tmp_path / "launch")
 
     environment = run.Environment("kilted")
-    run._compile_all = old_setup
+    run.compile_all = old_setup
     environment.make()
     # as ros2launch looks, not through linked folders
     found = [name for _, _, files in os.walk(share) for name in files]
@@ -231,16 +231,16 @@ PIP = (
 
 
 def test_what_pip_says_is_shown_only_where_it_fails(run, capfd):
-    run._call(sys.executable, "-c", PIP, "0")
+    run.call(sys.executable, "-c", PIP, "0")
     assert capfd.readouterr() == ("", "")
     with pytest.raises(run.SetupError, match="this failed, for the reason above: "):
-        run._call(sys.executable, "-c", PIP, "1")
+        run.call(sys.executable, "-c", PIP, "1")
     assert capfd.readouterr().err == "Collecting torch==2.13.0\n  Downloading torch\n"
 
 
 def test_in_a_terminal_one_line_says_which_package_comes(run, capfd, monkeypatch):
     monkeypatch.setattr(run.sys.stderr, "isatty", lambda: True)
-    run._call(sys.executable, "-c", PIP, "0")
+    run.call(sys.executable, "-c", PIP, "0")
     assert capfd.readouterr().err == "\r[run] package 1: torch\033[K\r\033[K"
 
 
@@ -258,8 +258,8 @@ def test_without_a_network_packed_wheels_are_installed_beside_the_machines_torch
     run, calls, packed, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(run, "_kept_from_machine", lambda: {"torch": "2.11.0", "numpy": "2.5.2"})
-    commands, call = [], run._call
-    monkeypatch.setattr(run, "_call", lambda *command: (commands.append(command), call(*command)))
+    commands, call = [], run.call
+    monkeypatch.setattr(run, "call", lambda *command: (commands.append(command), call(*command)))
     monkeypatch.setattr(run.sys, "base_prefix", sys.prefix)  # a torch of the system's own Python
     environment = run.Environment("kilted", packed)
     environment.make()
@@ -286,9 +286,9 @@ def test_what_was_packed_for_another_python_is_named(run, calls, packed):
 
 
 def test_what_is_packed_has_the_versions_of_the_python_there(run):
-    lines = run._locked(run._sections() - {*run.WHEELS, *run.NO_NETWORK, "torch"})
+    lines = run.locked(run.sections() - {*run.WHEELS, *run.NO_NETWORK, "torch"})
     found = {
-        python: [one for line in lines if (one := run._line_for(line, python))]
+        python: [one for line in lines if (one := run.line_for(line, python))]
         for python in ("3.10", "3.12")
     }
     assert {"numpy==2.2.6", "tomli==2.5.0"} <= set(found["3.10"])
@@ -367,7 +367,7 @@ def test_given_another_folder_when_tests_are_run_then_paths_are_from_there_and_w
         "../frame/slow",
         "-m=slow",
     ]
-    assert run._from_here(given) == [
+    assert run.from_here(given) == [
         "-q",
         f"{here}/test_a.py::test_one[a/b]",
         "-k",
@@ -385,7 +385,7 @@ def test_given_another_folder_when_tests_are_run_then_paths_are_from_there_and_w
         "-m=slow",
     ]
     monkeypatch.chdir(tmp_path)
-    assert run._from_here(["test/frame/slow"]) == ["test/frame/slow"]
+    assert run.from_here(["test/frame/slow"]) == ["test/frame/slow"]
 
 
 def test_given_another_folder_when_a_benchmark_is_run_then_its_files_are_where_it_was_called(
@@ -429,7 +429,7 @@ def test_files_that_run_alone_run_last_and_with_nothing_beside_them(tmp_path):
         f"        open({str(tmp_path / 'log')!r}, 'a').write(f'{{word}} {{__file__}}\\n')\n       "
         " time.sleep(0.2)\n"
     )
-    live = ["node/test_lifecycle", "node/test_watch_live"]
+    live = ["node/test_lifecycle", "node/test_play_to_node"]
     for name in (*live, "frame/test_a", "frame/test_b", "watch/test_c"):
         (tmp_path / "test" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "test" / f"{name}.py").write_text(test)
@@ -457,7 +457,7 @@ def test_lock_names_one_exact_version_of_everything_asked_for(run, calls):
     for ros in run.WHEELS:
         environment = run.Environment(ros)
         environment.folder.mkdir()
-        locked = environment._requirements().read_text().splitlines()
+        locked = environment.requirements().read_text().splitlines()
         assert all(re.fullmatch(r"[a-z0-9-]+==[0-9.]+( ; python_version .*)?", line) for line in locked)
         assert {"torch", "ros-rclpy", "typer"} <= set(asked) <= {line.partition("==")[0] for line in locked}
 

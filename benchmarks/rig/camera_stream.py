@@ -4,6 +4,8 @@ Reads one JSON object per line from standard input, `{"topic": "/x/image", "seco
 "size": "64x48"}`, streams accordingly (with `"first_bytes": {"30": 2}` image 30 begins with a 2 and not a
 0), and answers each with one
 line: the stamps of the images that it published (ROS time, ns), and how late the latest of them went out.
+Several topics are several cameras of that rate, evenly apart: `"topic": ["/x/front/image", "/x/rear/image"]`.
+What `first_bytes` says is of the first of them.
 """
 
 import contextlib
@@ -38,7 +40,12 @@ class Camera:
         self._images: dict[str, list[bytearray]] = {}
 
     def stream(
-        self, topic: str, seconds: float, rate: float, size: str, first_bytes: dict[str, int] | None = None
+        self,
+        topic: str | list[str],
+        seconds: float,
+        rate: float,
+        size: str,
+        first_bytes: dict[str, int] | None = None,
     ) -> dict[str, Any]:
         """Publish for so long; returns what the module's description says.
 
@@ -46,23 +53,24 @@ class Camera:
             topic, seconds, rate, size: see there.
             first_bytes: by the number of the image, what its first byte is instead of 0.
         """
-        publisher = self._publisher(topic)
+        publishers = [self._publisher(one) for one in ([topic] if isinstance(topic, str) else topic)]
         images = self._some_images(size)
         # the pixels come last
         first = len(images[0]) - math.prod(int(word) for word in size.split("x")) * 3
         start_ns = time.monotonic_ns() + _LEAD_NS
         to_ros_ns = time.time_ns() - time.monotonic_ns()
         stamps, worst_ns = [], 0
-        for number in range(round(seconds * rate)):
-            due_ns = start_ns + round(number * 1e9 / rate)
+        for count in range(round(seconds * rate) * len(publishers)):
+            number, camera = divmod(count, len(publishers))
+            due_ns = start_ns + round(count * 1e9 / (rate * len(publishers)))
             cdr = images[
                 number % len(images)
             ]  # a camera that sends the same pixels again and again counts as frozen
-            cdr[first] = (first_bytes or {}).get(str(number), 0)
+            cdr[first] = 0 if camera else (first_bytes or {}).get(str(number), 0)
             image = restamped(bytes(cdr), due_ns + to_ros_ns)
             while (ahead_ns := due_ns - time.monotonic_ns()) > 0:
                 time.sleep(ahead_ns / 1e9)
-            publisher.publish(image)
+            publishers[camera].publish(image)
             stamps.append(due_ns + to_ros_ns)
             worst_ns = max(worst_ns, -ahead_ns)
         return {"stamps": stamps, "worst_late_ms": worst_ns / 1e6}

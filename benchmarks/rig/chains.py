@@ -16,8 +16,8 @@ from pathlib import Path
 
 import torch
 
-from torchperf_ros.engines.cuda_graph import GraphReplay
-from torchperf_ros.engines.package import build_package, load_package
+from torchperf_ros.engines.aoti import build_package, load_package
+from torchperf_ros.engines.engine import GraphReplay
 from torchperf_ros.engines.parity import check
 from torchperf_ros.engines.stopwatch import Timing, time_interleaved
 from torchperf_ros.workers.engine_choice import EAGER, choose_engine
@@ -106,7 +106,7 @@ def build_chain(engine: str, length: int, device: torch.device, folder: Path) ->
         Exception: whatever torch raises where it cannot compile here.
     """
     inputs = chain_inputs(device)
-    call = _MAKERS[engine](make_chain(length), inputs, folder / f"chain_{length}.pt2")
+    call = MAKERS[engine](make_chain(length), inputs, folder / f"chain_{length}.pt2")
     eager = make_chain(length).forward
     for x in inputs:
         check(eager(x), call(x), "fp32")
@@ -144,7 +144,7 @@ def _graphs(chain: torch.nn.Module, inputs: list[torch.Tensor], _path: Path) -> 
     return lambda x: captured[x.shape[0]](x)
 
 
-_MAKERS: dict[str, Callable[[torch.nn.Module, list[torch.Tensor], Path], Call]] = {
+MAKERS: dict[str, Callable[[torch.nn.Module, list[torch.Tensor], Path], Call]] = {
     EAGER: _eager,
     STATIC: _static,
     DYNAMIC: _dynamic,

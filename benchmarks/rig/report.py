@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.rig.bare_timer import BareTimer
-from torchperf_ros.observe.runs.machine_fingerprint import ProcessorShare, machine_now, version_of
+from torchperf_ros.observe.telemetry.machine import ProcessorShare, machine_now, version_of
 
 _STARTED = time.monotonic()
 _HOLDS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, "==": operator.eq}

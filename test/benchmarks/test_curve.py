@@ -20,7 +20,7 @@ from benchmarks.rig.chains import (
     make_chain,
     measure_curve,
 )
-from torchperf_ros.engines import package
+from torchperf_ros.engines import aoti
 from torchperf_ros.engines.parity import ParityError
 from torchperf_ros.engines.stopwatch import Timing
 
@@ -65,8 +65,8 @@ def timings(monkeypatch):
 @pytest.fixture
 def makers(monkeypatch):
     """Engines that are all eager, so that nothing has to be compiled."""
-    makers = dict.fromkeys(chains._MAKERS, chains._eager)
-    monkeypatch.setattr(chains, "_MAKERS", makers)
+    makers = dict.fromkeys(chains.MAKERS, chains.MAKERS[chains.EAGER])
+    monkeypatch.setattr(chains, "MAKERS", makers)
     return makers
 
 
@@ -126,8 +126,8 @@ def test_given_a_real_engine_when_built_then_it_agrees_with_eager_at_every_size(
         "aoti_compile_and_package",
         lambda program, package_path, inductor_configs: torch.export.save(program, package_path),
     )
-    monkeypatch.setattr(package, "check_linked", lambda file: None)
-    for module in (package, chains):
+    monkeypatch.setattr(aoti, "check_linked", lambda file: None)
+    for module in (aoti, chains):
         monkeypatch.setattr(module, "load_package", lambda path, device: torch.export.load(path).module())
     with torch.inference_mode():
         build_chain(engine, 2, CPU, tmp_path)  # compares them
@@ -142,7 +142,7 @@ def test_given_cuda_when_built_as_graphs_then_they_agree_with_eager_at_every_siz
 
 
 def curve_of(*autos, lengths=(1, 30), failed=""):
-    """`auto` runs aoti-dynamic, as many times faster than eager at each length as is said."""
+    """`auto` runs aoti-dynamic, as many times faster than eager at each length as is given."""
     points = []
     for n, ratio in zip(lengths, autos, strict=True):
         for engine, times in {"eager": 1.0, "static": 0.5, "aoti-dynamic": ratio, "auto": ratio}.items():

@@ -9,8 +9,20 @@ import pytest
 import scipy.sparse
 import torch
 import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
 
-from torchperf_ros.engines.outputs import drawn, hidden_in, holds_lazy, layout_of, tensors_in
+from torchperf_ros.api.errors import TorchperfError
+from torchperf_ros.engines.outputs import (
+    Drawn,
+    drawn,
+    hidden_in,
+    holds_lazy,
+    layout_of,
+    leaves_in,
+    split,
+    tensors_in,
+)
 from torchperf_ros.worker.tier import InvalidOutput, OutputCheck
 
 
@@ -133,3 +145,79 @@ def test_given_outputs_that_differ_in_a_name_type_or_plain_value_then_their_layo
     }
     assert len(layouts) == 4
     assert layout_of(Found(torch.ones(1))) == layout_of(Found(torch.zeros(1)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    a: object
+    b: object
+
+
+class SlottedPair:
+    __slots__ = ("a", "b")
+
+    def __init__(self, a, b):
+        self.a, self.b = a, b
+
+
+Pair = collections.namedtuple("Pair", ["a", "b"])
+NESTS = {
+    "list": lambda a, b: [a, b],
+    "tuple": lambda a, b: (a, b),
+    "named tuple": Pair,
+    "dict": lambda a, b: {"a": a, "b": b},
+    "ordered dict": lambda a, b: collections.OrderedDict(b=b, a=a),
+    "frozen dataclass": Frozen,
+    "object with slots": SlottedPair,
+    "namespace": lambda a, b: types.SimpleNamespace(a=a, b=b),
+    "generator": lambda a, b: Drawn(iter([a, b])),
+}
+plans = st.recursive(
+    st.sampled_from(["tensor", "array", "integers", "text", "empty tuple"]),
+    lambda inner: st.tuples(st.sampled_from(sorted(NESTS)), inner, inner),
+    max_leaves=6,
+)
+
+
+def made(plan, rows, seeds):
+    """Outputs as planned for so many rows, whose numbers follow from the leaf's place and the rows' own."""
+    if isinstance(plan, tuple):
+        kind, *inner = plan
+        return NESTS[kind](*(made(each, rows, seeds) for each in inner))
+    leaf = next(seeds)
+    values = torch.tensor(rows, dtype=torch.float32).reshape(-1, 1, 1) * torch.ones(1, 2, 3) + leaf
+    plain = {"text": "metres", "empty tuple": ()}
+    return {"tensor": values, "array": values.numpy(), "integers": values.int(), **plain}[plan]
+
+
+def numbers(outputs):
+    return [np.asarray(leaf).tolist() for leaf in leaves_in(outputs)]
+
+
+@given(plans, st.lists(st.integers(1, 3), min_size=1, max_size=4))
+def test_given_any_outputs_of_a_batch_when_split_then_each_share_is_as_if_its_inputs_had_come_alone(
+    plan, sizes
+):
+    rows = list(range(sum(sizes)))
+    shares = split(made(plan, rows, iter(range(99))), sizes)
+    begins = np.cumsum([0, *sizes])
+    alone = [
+        made(plan, rows[begin:end], iter(range(99))) for begin, end in zip(begins, begins[1:], strict=False)
+    ]
+    assert [layout_of(share) for share in shares] == [layout_of(each) for each in alone]
+    assert [numbers(share) for share in shares] == [numbers(each) for each in alone]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "why"),
+    [
+        ((torch.ones(3), torch.ones(2)), "a tensor float32 2; .* its dimension 0 has to be 3"),
+        ({"a": torch.tensor(1.0)}, "a tensor float32 scalar; .* has to be 3"),
+        ([np.ones((1, 3))], "ndarray.* its dimension 0 has to be 3"),
+        (torch.ones(3).__add__, "cannot be divided"),
+        (object(), "an object, which cannot be divided"),
+    ],
+)
+def test_given_outputs_without_a_share_for_each_frame_when_split_then_the_error_says_which(outputs, why):
+    with pytest.raises(TorchperfError, match=why):
+        split(outputs, [1, 2])

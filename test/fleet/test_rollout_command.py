@@ -274,6 +274,10 @@ def test_given_a_vehicle_when_checked_then_its_role_is_said_for_signed_plans_and
         (("simulate", "plan.yaml", "--runs", "none.parquet"), "cannot be read"),
         (("simulate", "plan.json"), "plan plan.json: is no .yaml; simulate takes a plan as"),
         (("simulate", "drive.yaml"), "plan drive.yaml: draws by drive, which is not simulated"),
+        (("candidate", "fly"), "action 'fly' does not exist; allowed: start, serve, back, end"),
+        (("candidate", "start"), "start needs the candidate's file"),
+        (("candidate", "start", "none.yaml"), "candidate none.yaml is not there"),
+        (("candidate", "serve", "plan.yaml"), "serve takes no file"),
     ],
 )
 def test_given_input_that_cannot_be_used_when_run_then_one_line_says_what_and_the_status_is_2(

@@ -11,15 +11,18 @@ from torchperf_ros.api.outcome import Fallback, GuardVerdict, Outcome
 from torchperf_ros.fleet import rollouts
 from torchperf_ros.fleet.guards import Guards, broken_guard, why_not_to_serve
 from torchperf_ros.fleet.pair_figures import Pair, PairFigures
+from torchperf_ros.fleet.plan import RolloutStep, utc_now
 from torchperf_ros.fleet.rollouts import Rollouts
 from torchperf_ros.fleet.sources import ParameterSource, PlanSource, Wish
-from torchperf_ros.fleet.trial import ENDINGS, Trial, TrialEvent, TrialState
+from torchperf_ros.fleet.trial import Trial
 from torchperf_ros.settings.config import node_config, stage_config
 from torchperf_ros.settings.rollout_options import rollout_options
 from torchperf_ros.stage.frame import Answer, Frame, Origin, StepTimes
 from torchperf_ros.stage.hooks import StagePorts
 from torchperf_ros.stage.stage import Stage
 from torchperf_ros.workers.worker_setup import worker_setup
+
+from .conftest import Desk, serving
 
 MS = 1_000_000
 VALUES = {"adapter": "m:C", "output": "o"}
@@ -36,26 +39,16 @@ def stage():
     actor.stop()
 
 
-def answered(stage, number, outcome=Outcome.ON_TIME, fallback=None, check=None):
-    """A frame that was answered 1 ms before its deadline."""
+def answer_of(number, outcome=Outcome.ON_TIME, fallback=None, check=None, took_ms=49.0, steps=None):
+    """A frame with a budget of 50 ms, which was answered after so many."""
     now_ns = time.monotonic_ns()
     frame = Frame(number, None, now_ns, 1.0, now_ns, now_ns + 50 * MS, Origin(now_ns, 1.0))
-    stage.statistics.answered(
-        Answer(
-            frame,
-            outcome,
-            fallback,
-            "",
-            0,
-            0.0,
-            49.0,
-            50.0,
-            -1.0,
-            now_ns + 49 * MS,
-            StepTimes(),
-            check=check,
-        )
-    )
+    times = (0, 0.0, took_ms, 50.0, took_ms - 50.0, now_ns + round(took_ms * MS), steps or StepTimes())
+    return Answer(frame, outcome, fallback, "", *times, check=check)
+
+
+def answered(stage, number, *more, **how):
+    stage.statistics.answered(answer_of(number, *more, **how))
 
 
 @pytest.mark.parametrize("fallback", [Fallback.HOLD_LAST, Fallback.BACKUP, Fallback.STOP])
@@ -117,11 +110,7 @@ class Beside:
     def pairs(self, number, *, late=0, untimed=False):
         """So many pairs, of which the candidate would have been late in some."""
         for seq in range(number):
-            now_ns = time.monotonic_ns()
-            frame = Frame(seq, None, now_ns, 1.0, now_ns, now_ns + 50 * MS, Origin(now_ns, 1.0))
-            answer = Answer(
-                frame, Outcome.ON_TIME, None, "", 0, 0.0, 10.0, 50.0, -40.0, now_ns, StepTimes(1, 1, 1, 1)
-            )
+            answer = answer_of(seq, took_ms=10.0, steps=StepTimes(1, 1, 1, 1))
             steps_ms = 90.0 if seq < late else 4.0
             self.figures.add(
                 Pair(answer, Outcome.ON_TIME, steps_ms, b"x", b"x", disturbed=untimed),
@@ -185,7 +174,7 @@ def test_given_a_candidate_that_serves_when_it_is_to_leave_then_it_waits_for_no_
 @pytest.mark.parametrize("wanted", [False, True])
 @pytest.mark.parametrize("refused", [False, True])
 @pytest.mark.parametrize("serves", [False, True])
-def test_given_each_state_and_event_of_a_trial_when_looked_at_then_it_ends_as_the_table_has_it(
+def test_given_each_state_and_event_of_a_trial_when_looked_at_then_it_ends_with_its_reason_and_bars_what_is_at_fault(
     stage, beside, serves, refused, wanted, broken
 ):
     beside.refused = "it publishes B" if refused else ""
@@ -206,12 +195,6 @@ def test_given_each_state_and_event_of_a_trial_when_looked_at_then_it_ends_as_th
     assert (trial.over, bars) == (expected, bool(expected) and not expected.startswith("over"))
     at_once = trial.leave_by_s <= time.monotonic()
     assert at_once is bars
-
-
-def test_given_the_table_of_endings_when_read_then_only_a_base_that_is_refused_ends_nothing():
-    every = {(state, event) for state in TrialState for event in TrialEvent}
-    assert every - ENDINGS.keys() == {(TrialState.SERVES, TrialEvent.REFUSED)}
-    assert {key[1] for key, ending in ENDINGS.items() if not ending.bars} == {TrialEvent.NOT_WANTED}
 
 
 def test_given_a_base_that_is_late_as_often_when_the_candidate_is_to_serve_then_it_may():
@@ -254,21 +237,22 @@ def test_given_a_thread_that_waits_for_a_disk_when_the_node_takes_its_stages_dow
 # -- what is read for it
 
 
+def wish_of(path):
+    """What a stage is to run whose parameter `candidate` names this file."""
+    config = stage_config("perception", {**VALUES, "candidate": str(path)})
+    return ParameterSource("perception", lambda: config, lambda: VALUES).wish()
+
+
 def test_given_a_candidate_that_others_can_change_when_read_then_it_is_refused_and_the_mode_is_named(
     tmp_path,
 ):
     path = tmp_path / "c.yaml"
     path.write_text("version: b\nadapter: m:Other\n")
-    values = {**VALUES, "candidate": str(path)}
-    source = ParameterSource("perception", lambda: stage_config("perception", values), lambda: VALUES)
     path.chmod(0o666)
-    assert (
-        f"candidate {path}: is not taken, as it says which code runs: others can write {path}"
-        in source.wish().why
-    )
+    refused = f"candidate {path}: is not taken, as it says which code runs: others can write {path}"
+    assert refused in wish_of(path).why
     path.chmod(0o600)
-    source = ParameterSource("perception", lambda: stage_config("perception", values), lambda: VALUES)
-    assert source.wish().beside == "b"
+    assert wish_of(path).beside == "b"
 
 
 def test_given_a_change_of_another_parameter_when_checked_then_no_candidate_is_read_again(tmp_path):
@@ -284,24 +268,22 @@ def test_given_a_change_of_another_parameter_when_checked_then_no_candidate_is_r
         found.check(other)
 
 
-def test_given_a_candidate_of_brackets_only_when_read_then_it_is_a_message(tmp_path):
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("[" * 60_000, "is not YAML"),
+        (f"version: b\nadapter: m:{'x' * 70_000}", "has more than 65,536 bytes"),
+    ],
+)
+def test_given_a_candidate_that_is_none_when_read_then_it_is_a_message(tmp_path, text, why):
     path = tmp_path / "c.yaml"
-    path.write_text("[" * 60_000)
-    values = {**VALUES, "candidate": str(path)}
-    source = ParameterSource("perception", lambda: stage_config("perception", values), lambda: VALUES)
-    assert "is not YAML" in source.wish().why
-    path.write_text(f"version: b\nadapter: m:{'x' * 70_000}")
-    source = ParameterSource("perception", lambda: stage_config("perception", values), lambda: VALUES)
-    assert "has more than 65,536 bytes" in source.wish().why
+    path.write_text(text)
+    assert why in wish_of(path).why
 
 
 def test_given_two_nodes_of_a_vehicle_when_each_has_a_stage_of_the_same_name_then_each_remembers_for_itself(
     tmp_path, monkeypatch
 ):
-    pytest.importorskip("mmh3", reason="mmh3 is not installed")
-    from test.fleet.conftest import Desk, serving
-    from torchperf_ros.fleet.plan import RolloutStep, utc_now
-
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     desk = Desk(tmp_path, utc_now())
     desk.publish(serving(steps=(RolloutStep(100),), issued=desk.now))
@@ -316,13 +298,9 @@ def test_given_two_nodes_of_a_vehicle_when_each_has_a_stage_of_the_same_name_the
         assert one.wish().serve == "7"
         one.begins()
     front.rolled_back("worker_deaths 2 is over its limit 1")
-    front.stops()
-    rear.stops()
-    assert (
-        start("/front/perf").wish().why
-        == "version 7 was rolled back here: worker_deaths 2 is over its limit 1"
-    )
-    assert start("/rear/perf").wish().serve == "7"
+    for one in (front, rear):
+        one.stops()
+    assert [start(f"/{name}/perf").wish().serve for name in ("front", "rear")] == ["base", "7"]
     states = sorted(str(path.relative_to(tmp_path / "state")) for path in tmp_path.rglob("state.json"))
     assert states == [
         f"torchperf_ros/rollout/{node}/perf/perception/state.json" for node in ("front", "rear")

@@ -63,11 +63,6 @@ def is_free(stage, shadow):
         return idle and not shadow.is_running and stage.actor.turn is None
 
 
-def runs(stage, shadow):
-    with stage.actor.lock:
-        return shadow.is_running
-
-
 def ask_both(stage, shadow, orders=None, **values):
     """The stage's answer to a frame, and the pair of what both versions came to on it."""
     wait_until(lambda: is_free(stage, shadow), lambda: f"the shadow to be free: {shadow.pool.progress}")
@@ -81,6 +76,11 @@ def priorities(stage):
 
 def x_of(payload):
     return STORE.deserialize_cdr(payload, "nav_msgs/msg/Path").poses[0].pose.position.x
+
+
+def exchange(stage, to):
+    stage.actor.shadow.exchange()
+    wait_until(lambda: stage.actor.version == to, lambda: "the exchange")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -99,20 +99,22 @@ def stage(start_own_stage):
     return start_own_stage(backup="none")
 
 
-def test_given_a_shadow_when_frames_are_answered_then_it_has_the_same_and_publishes_nothing(stage):
-    shadow = ready_shadow(stage)
+@pytest.fixture
+def shadow(stage):
+    return ready_shadow(stage)
+
+
+def test_given_a_shadow_when_frames_are_answered_then_it_has_the_same_and_publishes_nothing(stage, shadow):
     published = len(stage.published)
     answer, pair = ask_both(stage, shadow, x=3.0)
     assert (pair.outcome, pair.both, pair.late) == (Outcome.ON_TIME, True, False)
-    assert pair.answer is answer
+    assert (pair.answer is answer, pair.steps_ms > 0) == (True, True)
     assert x_of(pair.payload) == x_of(answer.payload) + SHIFT
-    assert pair.steps_ms > 0
     assert len(stage.published) == published + 1
     assert os.getpriority(os.PRIO_PROCESS, shadow.pool.workers[0].pid) == 19
 
 
-def test_given_a_shadow_that_fails_or_dies_then_the_stage_serves_on_and_the_pair_says_so(stage):
-    shadow = ready_shadow(stage)
+def test_given_a_shadow_that_fails_or_dies_then_the_stage_serves_on_and_the_pair_says_so(stage, shadow):
     pid = shadow.pool.workers[0].pid
     answer, pair = ask_both(stage, shadow, {"do": "raise", "only": pid})
     assert (answer.outcome, pair.outcome, pair.payload, pair.late) == (
@@ -128,8 +130,9 @@ def test_given_a_shadow_that_fails_or_dies_then_the_stage_serves_on_and_the_pair
     assert ask_both(stage, shadow)[1].both
 
 
-def test_given_frames_one_after_the_other_then_the_shadow_skips_what_has_no_slack_and_observes_it(stage):
-    shadow = ready_shadow(stage)
+def test_given_frames_one_after_the_other_then_the_shadow_skips_what_has_no_slack_and_observes_it(
+    stage, shadow
+):
     with stage.running(only=stage.pids[0]) as (first, _):
         second, stamp_ns = stage.offer()  # waits for its turn, so that the first one leaves no slack
     assert [pair_of(stage, shadow, second).answer.frame.seq, shadow.skipped] == [second, 1]
@@ -139,10 +142,9 @@ def test_given_frames_one_after_the_other_then_the_shadow_skips_what_has_no_slac
     assert first == second - 1
 
 
-def test_given_a_frame_while_the_shadow_runs_another_then_the_time_of_that_one_says_nothing(stage):
-    shadow = ready_shadow(stage)
+def test_given_a_frame_while_the_shadow_runs_another_then_the_time_of_that_one_says_nothing(stage, shadow):
     with stage.running(only=shadow.pool.workers[0].pid) as (first, _):
-        wait_until(lambda: runs(stage, shadow), lambda: "the shadow's run")
+        wait_until(lambda: shadow.is_running, lambda: "the shadow's run")
         stage.ask()
     pair = pair_of(stage, shadow, first)
     assert (pair.both, pair.disturbed, pair.timed, pair.late) == (True, True, False, False)
@@ -150,8 +152,9 @@ def test_given_a_frame_while_the_shadow_runs_another_then_the_time_of_that_one_s
     assert (pair.both, pair.disturbed, pair.timed) == (True, False, True)
 
 
-def test_given_a_frame_that_ends_its_runner_then_the_shadow_does_not_get_it_and_knows_of_the_gap(stage):
-    shadow = ready_shadow(stage)
+def test_given_a_frame_that_ends_its_runner_then_the_shadow_does_not_get_it_and_knows_of_the_gap(
+    stage, shadow
+):
     ask_both(stage, shadow)
     pid = shadow.pool.workers[0].pid
     deadly = stage.ask({"do": "os_exit"})
@@ -161,19 +164,18 @@ def test_given_a_frame_that_ends_its_runner_then_the_shadow_does_not_get_it_and_
     assert (shadow.deaths, stage.notes("missed", pid)) == (0, [1])
 
 
-def test_given_an_exchange_when_frames_come_then_the_other_version_serves_at_once_and_back_again(stage):
-    shadow = ready_shadow(stage)
+def test_given_an_exchange_when_frames_come_then_the_other_version_serves_at_once_and_back_again(
+    stage, shadow
+):
     before = x_of(stage.ask(x=3.0).payload)
-    stage.actor.shadow.exchange()
-    wait_until(lambda: stage.actor.version == "new", lambda: "the exchange")
+    exchange(stage, "new")
     answer, pair = ask_both(stage, shadow, x=3.0)
     assert (answer.outcome, x_of(answer.payload)) == (Outcome.ON_TIME, before + SHIFT)
     assert (pair.both, x_of(pair.payload)) == (True, before)  # the old one stays warm
     stage.reconfigure(budget_ms=4000.0)
     assert stage.actor.config.adapter.endswith("Shifted")
     assert stage.ask().budget_ms == 4000.0
-    stage.actor.shadow.exchange()
-    wait_until(lambda: stage.actor.version == "base", lambda: "the exchange")
+    exchange(stage, "base")
     assert x_of(stage.ask(x=3.0).payload) == before
     stage.actor.shadow.remove()
     assert (stage.ask().outcome, stage.actor.shadow) == (Outcome.ON_TIME, None)
@@ -185,8 +187,7 @@ def test_given_another_version_serves_when_the_own_one_is_put_beside_then_it_has
 ):
     own, setup = stage.actor.config, stage.actor.model.setup
     ready_shadow(stage)
-    stage.actor.shadow.exchange()
-    wait_until(lambda: stage.actor.version == "new", lambda: "the exchange")
+    exchange(stage, "new")
     stage.actor.shadow.remove()
     Shadow(stage.actor, "base", own, {}, setup)
     assert (stage.actor.shadow.pool.config.adapter, stage.actor.config.adapter) == (
@@ -194,27 +195,24 @@ def test_given_another_version_serves_when_the_own_one_is_put_beside_then_it_has
         f"{ADAPTERS}:Shifted",
     )
     wait_until(lambda: stage.actor.shadow.pool.ready, lambda: stage.actor.shadow.pool.progress)
-    stage.actor.shadow.exchange()
-    wait_until(lambda: stage.actor.version == "base", lambda: "the exchange")
+    exchange(stage, "base")
     assert stage.actor.config == own
     assert x_of(stage.ask(x=3.0).payload) % 1 == 0
 
 
 def test_given_deaths_before_anybody_looks_at_the_exchange_then_they_are_of_the_version_that_has_them(
     stage,
+    shadow,
 ):
-    shadow = ready_shadow(stage)
     trial = Trial(stage.actor, "new")
     stage.ask({"do": "os_exit"})  # of the version that is to be replaced
     wait_until(lambda: stage.actor.pool.ready, lambda: stage.actor.pool.progress)
-    stage.actor.shadow.exchange()
-    wait_until(lambda: stage.actor.version == "new", lambda: "the exchange")
+    exchange(stage, "new")
     assert stage.ask({"do": "os_exit"}).outcome is Outcome.CRASHED
     wait_until(lambda: stage.actor.pool.ready, lambda: stage.actor.pool.progress)
     trial.changed_places()
     assert (trial.figures().deaths, trial.figures().frames) == (1, 1)
-    stage.actor.shadow.exchange()
-    wait_until(lambda: stage.actor.version == "base", lambda: "the exchange")
+    exchange(stage, "base")
     os.kill(shadow.pool.workers[0].pid, signal.SIGKILL)
     wait_until(lambda: shadow.deaths == 1, lambda: shadow.pool.progress)
     trial.changed_places()
@@ -253,15 +251,13 @@ def test_given_a_shadow_that_dies_before_the_frame_in_flight_is_answered_then_it
     assert stage.ask().outcome is Outcome.ON_TIME
     shadow.pool._start_at_ns[0] = 0
     wait_until(lambda: shadow.pool.ready, lambda: shadow.pool.progress)
-    stage.actor.shadow.exchange()  # as the roll-out does that asks again
-    wait_until(lambda: stage.actor.version == "new", lambda: "the exchange")
+    exchange(stage, "new")  # as the roll-out does that asks again
 
 
 @pytest.mark.parametrize("whose", ["shadow", "stage"])
 def test_given_a_pool_that_is_about_to_tell_of_a_death_when_an_exchange_is_due_then_it_tells_the_right_side(
-    stage, whose
+    stage, shadow, whose
 ):
-    shadow = ready_shadow(stage)
     pool = {"shadow": shadow.pool, "stage": stage.actor.pool}[whose]
     with stage.actor.lock:  # which the pool's thread waits for
         os.kill(pool.workers[0].pid, signal.SIGKILL)
@@ -290,8 +286,7 @@ def test_given_the_stage_has_a_standby_when_promoted_then_the_version_has_one_to
     shadow = ready_shadow(stage)
     assert (len(shadow.pool.workers), shadow.ready) == (1, False)
     wait_until(lambda: shadow.promote() or shadow.ready, lambda: shadow.pool.progress)
-    stage.actor.shadow.exchange()
-    wait_until(lambda: stage.actor.version == "new", lambda: "the exchange")
+    exchange(stage, "new")
     wait_until(lambda: priorities(stage) == [0, 0], lambda: priorities(stage))
     answer = stage.ask({"do": "raise", "only": stage.pids[0]})  # a failure of one is answered by the other
     assert (answer.fallback, answer.outcome) in {(None, Outcome.ON_TIME), (Fallback.BACKUP, Outcome.ERROR)}
@@ -302,8 +297,7 @@ def test_given_a_version_that_had_to_serve_at_once_when_promoted_then_it_gets_it
 ):
     stage = start_own_stage(backup="standby")
     ready_shadow(stage)
-    stage.actor.shadow.exchange()
-    wait_until(lambda: stage.actor.version == "new", lambda: "the exchange")
+    exchange(stage, "new")
     stage.actor.shadow.remove()
     assert priorities(stage) == [19]
     wait_until(lambda: not promote(stage.actor.model), lambda: stage.actor.pool.progress)
@@ -386,7 +380,7 @@ def test_given_a_frame_while_the_shadow_runs_then_it_stands_still_until_the_answ
     held = []
     shadow.comparing = held.append
     with stage.running(only=worker.pid) as (first, _):
-        wait_until(lambda: runs(stage, shadow), lambda: "the shadow's run")
+        wait_until(lambda: shadow.is_running, lambda: "the shadow's run")
         with stage.running(only=stage.pids[0]) as (second, _):
             wait_until(
                 lambda: psutil.Process(worker.pid).status() == psutil.STATUS_STOPPED, lambda: "a stop"
@@ -405,8 +399,8 @@ def test_given_a_frame_while_the_shadow_runs_then_it_stands_still_until_the_answ
 
 def test_given_frames_without_a_pause_when_the_ring_has_gone_round_then_the_shadow_has_skipped_that_frame(
     stage,
+    shadow,
 ):
-    shadow = ready_shadow(stage)
     pid, skipped = shadow.pool.workers[0].pid, shadow.skipped
     stage.ask({"do": "sleep", "ms": 300, "only": pid})
     for _ in range(200):
@@ -423,8 +417,7 @@ def test_given_a_shadow_when_parameters_change_then_its_pool_has_them_too_also_a
     pool = shadow.pool
     assert (pool.config.hang_ms, pool.config.budget_ms, pool.config.backup) == (12_345.0, 4321.0, "none")
     assert pool.config.adapter == f"{ADAPTERS}:Shifted"
-    stage.actor.shadow.exchange()
-    wait_until(lambda: stage.actor.version == "new", lambda: "the exchange")
+    exchange(stage, "new")
     assert stage.actor.pool is pool
     assert stage.actor.pool.config.hang_ms == 12_345.0
     stage.reconfigure(hang_ms=23_456.0)
@@ -437,14 +430,12 @@ def test_given_a_scene_that_the_version_before_named_when_the_other_one_serves_t
     ready_shadow(stage)
     stage.ask()
     stage.actor.scenes.name(0, stage.actor.pool.workers[0], stage.counters.frames)
-    stage.actor.shadow.exchange()
-    wait_until(lambda: stage.actor.version == "new", lambda: "the exchange")
+    exchange(stage, "new")
     assert (stage.actor.scenes.word, stage.actor.scenes.word_of) == (-1, None)
 
 
-def test_given_a_stale_frame_when_answered_then_it_is_no_pair_and_the_shadow_observes_it(stage):
+def test_given_a_stale_frame_when_answered_then_it_is_no_pair_and_the_shadow_observes_it(stage, shadow):
     """That the base was late says nothing about it; it would lose each of these pairs."""
-    shadow = ready_shadow(stage)
     pair_of(stage, shadow, stage.ask(x=3.0).frame.seq)
     (pid,) = [worker.pid for worker in shadow.pool.everyone]
     stage.reconfigure(budget_from="stamp", budget_ms=1000.0)
@@ -472,8 +463,8 @@ def test_given_a_budget_that_had_partly_passed_when_paired_then_the_shadow_has_t
 
 def test_given_a_stage_that_is_off_when_frames_come_then_no_version_runs_or_observes_them_and_both_know_of_the_gap(
     stage,
+    shadow,
 ):
-    shadow = ready_shadow(stage)
     pids = [*stage.pids, shadow.pool.workers[0].pid]
     ask_both(stage, shadow)
     stage.actor.actions.off = True

@@ -16,7 +16,7 @@ from torchperf_ros.fleet.simulate import (
     simulate,
 )
 from torchperf_ros.fleet.targeting import TargetingError
-from torchperf_ros.observe.runs.run_file import run_of, write_run
+from torchperf_ros.observe.runs.run_log import run_of, write_run
 from torchperf_ros.stage.frame_table import FRAME
 
 from .conftest import plan_with

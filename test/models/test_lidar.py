@@ -12,7 +12,6 @@ from torchperf_ros.models.detection_messages import KINDS, MARKER_ARRAY
 from torchperf_ros.models.driving_messages import ODOMETRY, odometry_message
 from torchperf_ros.models.lidar import LidarAdapter
 from torchperf_ros.models.pillars import MAP_FIELDS, OUTSIDE, SPARE_POINTS
-from torchperf_ros.models.planner import PlannerAdapter
 from torchperf_ros.models.point_cloud import CLOUD, cloud_message
 
 CPU = torch.device("cpu")
@@ -119,14 +118,6 @@ def test_given_boxes_when_postprocessed_then_markers_stand_on_the_ground_and_sur
     assert (at.x, at.y, at.z) == pytest.approx((20, 3, tall / 2 - 1.9))
     assert (size.x, size.y, size.z, second.color.a) == pytest.approx((4.5, 1.9, tall, 0.6))
     assert 2 * math.atan2(turn.z, turn.w) == pytest.approx(0.5, abs=1e-5)
-
-
-def test_given_markers_of_a_lidar_when_planned_with_body_axes_then_they_are_ahead_and_to_the_left():
-    array = LidarAdapter({}, CPU).postprocess(cells((0.6, 20, 3, 4.5, 1.9, 0.0, 0)), messages([]))
-    planner = PlannerAdapter({"detections_frame": "body"}, CPU)
-    planner.observe({"detections": Received(array, STAMP_NS, 1.0)})
-    rows, _ = planner.history.window()
-    assert rows[-1, :4].tolist() == pytest.approx([20 / 50, 3 / 20, 4.5 / 5, 1.9 / 5])
 
 
 def test_given_example_messages_when_a_frame_runs_then_every_tier_takes_them_and_gives_a_message():

@@ -19,6 +19,7 @@ from torchperf_ros.models.networks import (
     build_seeded,
     roll_out,
 )
+from torchperf_ros.models.pillars import PillarNet
 
 BIAS = "fast.head.2.bias"
 NAN = float("nan")
@@ -30,6 +31,10 @@ def detector(width: int = 12) -> DetectorNet:
 
 def planner(width: int = 64) -> PlannerNet:
     return build_seeded(lambda: PlannerNet(width))
+
+
+def lidar(width: int = 8) -> PillarNet:
+    return build_seeded(lambda: PillarNet(width))
 
 
 def images() -> dict[str, torch.Tensor]:
@@ -45,7 +50,7 @@ def images() -> dict[str, torch.Tensor]:
     }
 
 
-@pytest.mark.parametrize("make", [detector, planner])
+@pytest.mark.parametrize("make", [detector, planner, lidar])
 def test_given_two_builds_when_compared_then_the_weights_are_equal_and_global_randomness_is_untouched(make):
     torch.manual_seed(1)
     first = make().state_dict()

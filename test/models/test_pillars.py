@@ -98,9 +98,3 @@ def test_given_maps_when_detecting_then_a_peak_is_a_box_and_its_neighbours_are_n
     assert other.score < box.score
     assert strongest(cells, 0.3, 1) == [box]
     assert strongest(cells, 0.99, 10) == []
-
-
-@pytest.mark.parametrize("tier", pillars.PILLAR_WIDTHS)
-def test_given_two_builds_when_compared_then_the_weights_are_the_same(tier):
-    one, other = seeded(tier).state_dict(), seeded(tier).state_dict()
-    assert all(torch.equal(one[name], other[name]) for name in one)

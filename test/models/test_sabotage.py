@@ -138,7 +138,7 @@ def test_given_no_faults_when_a_frame_runs_then_the_inner_adapter_is_all_there_i
     assert adapter.postprocess(adapter.build("full")(x), MESSAGES)["double"].tolist() == [0, 2, 4]
     assert adapter.dynamic_dims() == {0: {0: (2, 9)}}
     for name in ("scene", "score", "score_messages", "example_messages"):
-        assert getattr(adapter, name).__self__ is adapter._inner, "also where a subclass has its own"
+        assert getattr(adapter, name).__self__ is adapter.inner, "also where a subclass has its own"
     assert lines(tmp_path) == []
 
 

@@ -110,38 +110,30 @@ class Follower(ObedientPlanner):
 
 
 class Slow(Obedient):
-    """A model that takes the time, in ms, that the option `ms` has: for all tiers, or for each by its name.
-
-    A file `factor` among the orders has how many times as long it takes now.
-    """
+    """A model that takes the time, in ms, that the option `ms` has."""
 
     def __init__(self, options: dict[str, Any], device: torch.device) -> None:
         super().__init__(options, device)
         self._ms = options["ms"]
 
     def build(self, tier: str) -> torch.nn.Module:
-        ms = self._ms[tier] if isinstance(self._ms, dict) else self._ms
-        return Sleeper(float(ms), self._orders and self._orders / "factor").eval()
+        return Sleeper(float(self._ms)).eval()
 
 
 class Sleeper(torch.nn.Module):
     """Gives back what it is given, later."""
 
-    def __init__(self, ms: float, factor: Path | None) -> None:
+    def __init__(self, ms: float) -> None:
         super().__init__()
-        self._ms, self._factor = ms, factor
+        self._ms = ms
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
-        try:
-            factor = float(self._factor.read_text()) if self._factor else 1.0
-        except FileNotFoundError:
-            factor = 1.0
-        time.sleep(factor * self._ms / 1e3)
+        time.sleep(self._ms / 1e3)
         return value
 
 
 class Unbuildable(Obedient):
-    """Fails while its model is built, after it has said what it takes and gives."""
+    """Fails while its model is built, after it has described what it takes and gives."""
 
     def build(self, tier: str) -> torch.nn.Module:
         msg = f"no weights for {tier}"

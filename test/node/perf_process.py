@@ -17,7 +17,7 @@ from torchperf_ros.node.terminal import PROCESS_NAME
 from .warm_process import BASE
 
 ROOT = Path(__file__).resolve().parents[2]
-WITHIN_S = 150.0  # for whatever is waited for; a worker takes seconds to start, and the machine may be busy
+WITHIN_S = 150.0  # for each condition; a worker takes seconds to start, and the machine may be busy
 DOMAIN_ID = 1 + os.getpid() % 100
 
 _FORK_MAIN = "torchperf_ros.worker.fork_main"
@@ -366,6 +366,17 @@ class PerfProcess:
         self.graph.node.destroy_subscription(self._subscription)
         for name in [name for name in self.graph.clients if name.startswith(f"{self.name}/")]:
             self.graph.node.destroy_client(self.graph.clients.pop(name))
+
+
+def odometry(speed, *, x=100.0, frame="odom"):
+    """Odometry of a vehicle that drives ahead."""
+    from nav_msgs.msg import Odometry
+
+    message = Odometry(child_frame_id="base_link")
+    message.header.frame_id = frame
+    message.pose.pose.position.x, message.pose.pose.orientation.w = x, 1.0
+    message.twist.twist.linear.x = speed
+    return message
 
 
 def is_base(process):

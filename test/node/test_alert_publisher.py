@@ -20,7 +20,8 @@ class RecordingByHand:
     """Notes which incidents were asked for."""
 
     def __init__(self):
-        self.recorded, self.status = [], {}
+        self.recorded, self.messages, self.status = [], [], {}
+        self.restarts, self.cut, self.problem = 0, 0, ""
 
     def unable(self):
         return ""
@@ -38,7 +39,7 @@ class RecordingByHand:
         return []
 
     def message(self, topic, t_ns, data):
-        pass
+        self.messages.append((topic, data))
 
     def event(self, t_ns, **fields):
         pass
@@ -184,9 +185,9 @@ def test_given_a_report_that_goes_on_when_the_stages_are_to_stop_then_they_wait_
 def test_given_a_process_without_descriptors_when_reported_then_the_rest_is_said_and_memory_is_as_it_was(
     stranger,
 ):
-    reporter = Reporter(stranger, AlertPublisher(stranger), lambda: "active", lambda stage: {}, lambda: 0)
-    heard = []
-    reporter._diagnostics = SimpleNamespace(publish=heard.append, topic_name="/diagnostics")
+    publisher = AlertPublisher(stranger)
+    publisher.recording = RecordingByHand()
+    reporter = Reporter(stranger, publisher, lambda: "active", lambda stage: {}, lambda: 0)
     reporter.report()
     spare = os.open("/dev/null", os.O_RDONLY)  # the lowest that is free
     os.close(spare)
@@ -197,6 +198,7 @@ def test_given_a_process_without_descriptors_when_reported_then_the_rest_is_said
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     reporter.report()
+    heard = [data for topic, data in publisher.recording.messages if topic == "/diagnostics"]
     warned = [b"memory in use cannot be read: [Errno 24] Too many open files" in data for data in heard]
     assert warned == [False, True, False]
 

@@ -9,7 +9,6 @@ from typer.testing import CliRunner
 
 pytest.importorskip("rclpy", reason="rclpy is not installed")
 
-from geometry_msgs.msg import PointStamped
 from sensor_msgs.msg import Image
 
 from torchperf_ros.tools.main import app
@@ -17,7 +16,6 @@ from torchperf_ros.tools.main import app
 from .perf_process import DOMAIN_ID
 
 pytestmark = pytest.mark.ros
-RECEIVER_MS = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +40,7 @@ def doctor(monkeypatch, tmp_path):
     """Runs the command; gives its exit status, what it printed, and its figures."""
     monkeypatch.setenv("ROS_DOMAIN_ID", str(DOMAIN_ID))
 
-    def ask(*arguments, seconds=4.0, until=lambda found: True):
+    def ask(*arguments, seconds=2.0, until=lambda found: True):
         """Ask again while the answer is another.
 
         Others may take the processors for most of such a short look.
@@ -66,15 +64,15 @@ def largest(part):
 
 @pytest.fixture
 def camera(stranger, node, image):
-    """Publishes images at a rate, stamped so many ms ago or not at all, until the test ends."""
+    """Publishes images at a rate, stamped so many ms ago, until the test ends."""
     ending, threads = threading.Event(), []
 
-    def start(hz, *, age_ms=0.0, stamped=True):
+    def start(hz, *, age_ms=0.0):
         publisher = stranger.create_publisher(Image, f"{node.namespace}/image", 10)
 
         def speak():
             while not ending.wait(1.0 / hz):
-                publisher.publish(image(time.time_ns() - round(age_ms * 1e6) if stamped else 0))
+                publisher.publish(image(time.time_ns() - round(age_ms * 1e6)))
 
         threads.append(threading.Thread(target=speak))
         threads[-1].start()
@@ -83,36 +81,6 @@ def camera(stranger, node, image):
     ending.set()
     for thread in threads:
         thread.join()
-
-
-@pytest.fixture
-def receiver(stranger, node):
-    """A receiver of the stage's outputs that takes its time in its callback."""
-    from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
-
-    publisher = stranger.create_publisher(PointStamped, f"{node.namespace}/command", 10)
-
-    def act(point):
-        time.sleep(RECEIVER_MS / 1e3)
-        publisher.publish(point)
-
-    stranger.create_subscription(PointStamped, f"{node.namespace}/point", act, 1)
-    executor, ending = SingleThreadedExecutor(context=stranger.context), threading.Event()
-    executor.add_node(stranger)
-
-    def spin():
-        while not ending.is_set():
-            try:
-                executor.spin_once(timeout_sec=0.1)
-            except ExternalShutdownException:
-                return
-
-    thread = threading.Thread(target=spin)
-    thread.start()
-    yield publisher.topic_name
-    ending.set()
-    thread.join()
-    executor.shutdown()
 
 
 def advised(found):
@@ -126,33 +94,6 @@ def test_given_stamps_of_65_ms_ago_when_asked_then_the_camera_is_the_largest_par
     assert advised(found)["camera"] == "ros2 param dump /stranger"
     assert "slow.budget_from: stamp" in output  # 80 ms, and outputs are older
     assert "slow: the largest part is camera" in output
-
-
-def test_given_more_frames_than_the_model_can_take_when_asked_then_they_wait_in_the_queue(
-    node, camera, doctor
-):
-    camera(70)
-    _, output, found = doctor("--node", node.name, until=lambda found: "queue" in advised(found))
-    assert advised(found).get("queue") == "ros2 param list /stranger", output
-
-
-def test_given_a_slow_receiver_when_its_topic_is_named_then_it_is_the_largest_part(
-    node, camera, receiver, doctor
-):
-    camera(10)
-    _, output, found = doctor("--node", node.name, "--actuation", receiver, until=largest("actuation"))
-    assert found["largest"] == {"slow": "actuation"}, output
-    assert "depth=1" in advised(found)["actuation"]
-
-
-def test_given_frames_without_a_stamp_when_asked_then_it_says_what_cannot_be_split(
-    node, camera, receiver, doctor
-):
-    camera(10, stamped=False)
-    _, output, found = doctor("--node", node.name, "--actuation", receiver, until=largest("inference"))
-    assert "frames have no stamp" in output
-    assert f"messages of {receiver} came, none with the stamp of an output" in " ".join(output.split())
-    assert found["largest"] == {"slow": "inference"}
 
 
 def test_given_no_triggers_when_asked_then_it_says_who_publishes_none_and_the_status_is_1(node, doctor):

@@ -132,7 +132,7 @@ def test_given_silent_inputs_when_five_seconds_have_passed_then_each_says_so_onc
     there += ["/camera/rear"]
     assert look(20) == ["no message on /image"] * 2
     there.pop()
-    assert look(20) == []  # it has been said
+    assert look(20) == []  # the log has it already
 
 
 def looked_at(*, is_simulated, clocks, age_ms, seconds=20):

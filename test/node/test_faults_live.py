@@ -4,7 +4,6 @@ Every one is answered, and a new worker comes.
 """
 
 import re
-import signal
 import time
 
 import psutil
@@ -21,7 +20,6 @@ from torchperf_ros.api.outcome import Fallback, Outcome
 
 pytestmark = pytest.mark.ros
 
-FRESH = (None, Fallback.BACKUP)
 HANG_MS = 3000.0
 SHORT_MS, LONG_MS = 1000.0, 2500.0  # budgets: to be missed soon; to be kept on a busy machine
 
@@ -121,21 +119,6 @@ def test_given_a_standby_when_the_running_worker_is_killed_then_one_frame_is_hel
     assert worker.pid not in {process.pid for process in stage.node.workers()}
 
 
-def test_given_a_stream_of_frames_when_any_worker_is_killed_then_at_most_one_frame_is_on_a_fallback(
-    stage, image
-):
-    first = len(stage.node.rows)
-    restarts = stage.restarts()
-    for number in range(30):
-        if number == 10:
-            stage.node.workers()[0].kill()
-        stage.node.answer(stage.camera, image())
-    rows = stage.node.rows[first:]
-    assert len(rows) == 30
-    assert sum(fallback(row) not in FRESH for row in rows) <= 1
-    stage.node.counted("camera", restarts=restarts + 1)
-
-
 def test_given_a_worker_that_hangs_then_the_frame_is_answered_without_it_the_standby_goes_on_and_it_is_killed(
     stage, image
 ):
@@ -197,35 +180,6 @@ def test_given_a_frame_that_fails_then_it_has_a_named_outcome_and_no_worker_is_l
     assert stage.restarts() == restarts
 
 
-def test_given_faults_and_frames_faster_than_answers_then_each_is_answered_or_superseded(stage, image):
-    before = stage.node.values("camera")
-    stage.set_budget(SHORT_MS)
-    orders, taken, published = ["hang", "raise", "hang"], lambda: True, 0
-    while (
-        orders or not taken() or published < 100
-    ):  # each order in a frame of its own, however slow the workers are
-        if orders and published % 20 == 0 and published and taken():
-            file = stage.order(orders.pop(0), 64)
-            taken = lambda file=file: not file.exists()  # noqa: E731
-        stage.camera.publish(image(width=64))
-        published += 1
-        stage.node.graph.executor.spin_once(timeout_sec=0.01)
-    stage.node.counted("camera", restarts=int(before["restarts"]) + 2)  # for two workers that hung at once
-
-    def settled():
-        values = stage.node.values("camera")
-        ended = int(values["answered"]) + int(values["unanswered"])
-        counted = ended + int(values["superseded"])
-        return counted == int(values["frames"]) and ended == len(stage.node.rows) and values
-
-    values = stage.node.wait_for(settled, "every frame to be in one counter")
-    assert int(values["frames"]) > int(before["frames"]) + 50
-    assert values["internal_errors"] == "0"
-    assert sum(int(values[kind.word]) for kind in Outcome) == int(values["answered"]) + int(
-        values["unanswered"]
-    )
-
-
 def test_given_an_offset_between_the_clocks_when_frames_come_then_both_stages_answer_and_the_terminal_says_why(
     graph, start_node, obedient, image
 ):
@@ -274,37 +228,3 @@ def test_given_an_offset_between_the_clocks_when_frames_come_then_both_stages_an
         values["dropped"]
     )
     assert node.values("planning")["stale"] == "0"
-
-
-def test_given_no_standby_when_the_model_is_slower_than_the_budget_then_the_deadline_is_kept(
-    graph, start_node, obedient, tmp_path, image
-):
-    stage = obedient(tmp_path, budget_ms=SHORT_MS, hang_ms=HANG_MS, hold_last_ms=60_000.0)
-    node = start_node({"stages": ["camera"], "camera": stage})
-    points = graph.listen(f"{node.namespace}/point", PointStamped)
-    node.wait_until_ready("camera")
-    camera = node.publisher("image", Image)
-    assert outcome(node.answer(camera, image(width=24))) is Outcome.ON_TIME
-    node.wait_for(lambda: points, "a point to hold")
-    held = points[-1]
-    points.clear()
-    (tmp_path / "hang-48").touch()
-    row = node.answer(camera, image(width=48))
-    assert (outcome(row), fallback(row)) == (Outcome.LATE, Fallback.HOLD_LAST)
-    assert row["total_ms"] < HANG_MS
-    node.wait_for(lambda: points, "the held point")
-    assert points[0] == held  # with the stamp of its own frame, so that its age shows
-    # Frames go on being answered, from what is held, until the worker has been killed and replaced.
-    rows = [node.answer(camera, image())]
-    node.wait_for(
-        lambda: rows.append(node.answer(camera, image())) or outcome(rows[-1]) is Outcome.ON_TIME,
-        "recovery",
-    )
-    assert {outcome(row) for row in rows[:-1]} <= {
-        Outcome.LATE,
-        Outcome.HUNG,
-        Outcome.CRASHED,
-        Outcome.STARTING,
-    }
-    assert all(row["total_ms"] < HANG_MS for row in rows)
-    assert node.end(signal.SIGTERM) == 0

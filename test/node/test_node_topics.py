@@ -17,6 +17,8 @@ from sensor_msgs.msg import Image
 from std_msgs.msg import Float64, Float64MultiArray
 from visualization_msgs.msg import MarkerArray
 
+from .perf_process import odometry
+
 pytestmark = pytest.mark.ros
 
 FRAMES = 40
@@ -41,6 +43,7 @@ LABELS = [
     "deadline_ms",
     "lateness_ms",
     "stale",
+    "stream",
 ]
 MEMORY_LABELS = [
     "node_rss_mib",
@@ -119,7 +122,7 @@ class Drive:
         self.trajectories = graph.listen("/trajectory", Path)
         node.wait_until_ready("perception", "planning")
         camera = node.publisher("image", Image)
-        node.tell(node.publisher("odom", Odometry), odometry())
+        node.tell(node.publisher("odom", Odometry), odometry(10.0, x=0.0, frame="map"))
         self.stamps = []
         for _ in range(FRAMES):
             self.stamps.append(time.time_ns())
@@ -131,14 +134,6 @@ class Drive:
         )
         node.next_report()  # and nothing else has come
         self.rows = {stage: node.rows_of(stage) for stage in (PERCEPTION, PLANNING)}
-
-
-def odometry():
-    message = Odometry()
-    message.header.frame_id = "map"
-    message.pose.pose.orientation.w = 1.0
-    message.twist.twist.linear.x = 10.0
-    return message
 
 
 @pytest.fixture(scope="module")
@@ -295,31 +290,3 @@ def test_given_a_namespace_and_remappings_when_started_then_all_names_follow(
     ):
         node.wait_for(lambda name=name: graph.node.count_publishers(name), f"a publisher of {name}")
     assert {status.hardware_id for d in diagnostics for status in d.status} == {"/car/front/perf"}
-
-
-def test_given_a_synchronised_input_when_it_comes_after_its_trigger_then_the_frame_waits_and_else_goes_without(
-    start_node, image, fast
-):
-    """Of the second stage, whose trigger has the stamp of the image."""
-    node = start_node({"perception": fast(), "planning": fast(sync=["odom slop 30 wait 2000"])})
-    node.wait_until_ready("perception", "planning")
-    camera, odom = node.publisher("image", Image), node.publisher("odom", Odometry)
-    at_ns, message = time.time_ns(), odometry()
-    node.tell(camera, image(at_ns))
-    node.wait_for(lambda: node.rows_of(PERCEPTION), "an answer of perception")
-    assert node.rows_of(PLANNING) == []
-    message.header.stamp.sec, message.header.stamp.nanosec = divmod(at_ns + 20_000_000, 1_000_000_000)
-    row = node.answer(odom, message, stage=PLANNING)
-    assert (row["missing_inputs"], row["outcome"]) == (0, 0)
-    assert 0 < row["wait_ms"] < 2000
-    row = node.answer(camera, image(at_ns + 1_000_000_000), stage=PLANNING)
-    assert (row["missing_inputs"], row["outcome"]) == (1 << 1, 0)
-    assert 2000 <= row["wait_ms"] < row["total_ms"]
-    node.next_report()
-    values = node.values("planning")
-    assert [values[f"input_odom_{name}"] for name in ("matched", "missing", "waited", "skew_max_ms")] == [
-        "1",
-        "1",
-        "2",
-        "20.000",
-    ]

@@ -77,7 +77,7 @@ def test_given_a_value_that_is_not_allowed_when_started_then_one_line_says_why_a
         assert part in line
 
 
-COMMAND_LINES = [  # words, exit status, and what is said
+COMMAND_LINES = [  # words, exit status, and a part of the message
     (["--help"], 0, "torchperf_node --params-file my_robot.yaml"),
     (["my_robot.yaml"], 2, "unrecognized arguments: my_robot.yaml"),
     (["--params-file", "{others}"], 2, "has no entry for this node; it has to be like /**/perf:"),

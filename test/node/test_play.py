@@ -122,7 +122,7 @@ def test_given_a_paused_player_when_asked_then_it_plays_the_log_and_once_more(gr
         graph.client(Trigger, f"/player/{name}")
     graph.acquaint(Trigger, "/player/pause", Trigger.Request())  # what it is already
     graph.wait_for(lambda: "paused" in printed(), lambda: f"the line that says so; it printed {printed()}")
-    assert trigger(graph, "pause") == (True, "paused")  # whatever went out before has come by now
+    assert trigger(graph, "pause") == (True, "paused")  # messages that went out before have come by now
     assert frames == []
     assert trigger(graph, "resume") == (True, "playing")
     graph.wait_for(lambda: len(frames) > 2 * FRAMES, "the second round")
@@ -131,32 +131,6 @@ def test_given_a_paused_player_when_asked_then_it_plays_the_log_and_once_more(gr
     process.send_signal(signal.SIGINT)
     assert ended(graph, process) == 0
     assert re.search(r"interrupted\nplayed \d+ messages in \d+ rounds in ", printed())
-
-
-def test_given_a_part_and_restamping_when_played_then_that_part_goes_out_with_the_log_s_time(
-    graph, play, log
-):
-    frames = graph.listen("/frame", PointStamped)
-    process, printed = play(
-        log,
-        "--start",
-        "0.06",
-        "--duration",
-        "0.08",
-        "--rate",
-        "0.5",
-        "--restamp",
-        "--clock",
-        "--topics",
-        "/frame",
-        "--wait-for-subscribers",
-        "60",
-    )
-    assert ended(graph, process) == 0, printed()
-    graph.wait_for(lambda: len(frames) == 4, "four frames")
-    assert [(message.header.frame_id, nanoseconds(message.header.stamp)) for message in frames] == [
-        (f"frame {number}", t_ns(number)) for number in (3, 4, 5, 6)
-    ]
 
 
 def test_given_a_node_of_other_topics_when_waited_for_then_the_remap_that_would_help_is_named(

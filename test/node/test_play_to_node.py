@@ -113,7 +113,7 @@ def ended(graph, process, printed):
 
 @pytest.fixture(scope="module")
 def node(start_node, obedient, orders):
-    """With the log's time, which budgets count from; told to misbehave by orders."""
+    """With the log's time, which budgets count from; orders make it misbehave."""
     stage = obedient(orders, budget_ms=1500.0, budget_from="stamp", hang_ms=2000.0)
     node = start_node({"stages": ["camera"], "camera": stage, "use_sim_time": True})
     node.wait_until_ready("camera")

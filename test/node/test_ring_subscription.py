@@ -31,6 +31,7 @@ class Stream:
         self.has_slot, self.taken, self.failures = True, [], []
         self.publisher = node.create_publisher(String, topic, qos)
         subscription = node.create_subscription(String, topic, self.take, qos, raw=True)
+        self.subscription = subscription
         self.waitable = RingSubscription(node, subscription, taker, self.slot, self.failures.append)
         self.executor = SingleThreadedExecutor(context=node.context)
         self.executor.add_node(node)
@@ -70,18 +71,35 @@ def test_given_a_slot_when_messages_come_then_they_are_in_it_and_else_they_come_
     assert stream.failures == []
 
 
+class Failing:
+    """A function of rcl that reports an error."""
+
+    def __call__(self, *_):
+        return 1
+
+
 def test_given_an_error_of_rcl_when_a_message_comes_then_it_is_said_and_those_that_follow_come_by_rclpy(
-    stream,
+    stranger, monkeypatch
 ):
-    stream.waitable._taker._take = lambda *_: 1
+    load = ctypes.CDLL
+
+    def load_with_an_error(name):
+        library = load(name)
+        if name == "librcl.so":
+            library.rcl_take_serialized_message = Failing()
+        return library
+
+    monkeypatch.setattr(ctypes, "CDLL", load_with_an_error)
+    stream = Stream(stranger, Taker())
     stream.publisher.publish(String(data="lost"))
     for _ in range(200):
         stream.executor.spin_once(timeout_sec=0.05)
         if stream.failures:
             break
     assert stream.failures == ["rcl_take_serialized_message returned 1 and 0 bytes"]
-    stream.waitable._subscription.handle.take_message(String, True)  # which was not taken
+    stream.subscription.handle.take_message(String, True)  # which was not taken
     assert stream.tell("by rclpy") == (bytes, False)
+    stream.executor.shutdown()
 
 
 def test_given_structs_of_another_layout_when_checked_then_it_is_refused(monkeypatch):

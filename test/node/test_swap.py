@@ -7,7 +7,6 @@ import gc
 import os
 import shutil
 import threading
-import time
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +28,7 @@ from torchperf_ros.stage.stage import Stage
 from torchperf_ros.tools.main import app
 from torchperf_ros.workers.worker_setup import worker_setup
 
+from ..stage.conftest import wait_until
 from .perf_process import ROOT
 
 ADAPTER = "adapters_for_graph:Obedient"
@@ -92,7 +92,7 @@ def swap(node, camera, image, warm_process, tmp_path):
 
 @pytest.fixture
 def refused(node, monkeypatch):
-    """Run `torchperf swap` in this process, which takes less time; returns exit status and what it said."""
+    """Run `torchperf swap` in this process, which takes less time; returns exit status and output."""
     monkeypatch.setenv("ROS_DOMAIN_ID", str(node.graph.context.get_domain_id()))
 
     def ask(*words):
@@ -221,13 +221,6 @@ def offered(stranger):
         stage.stop()
 
 
-def until_said(ask, word):
-    give_up_at = time.monotonic() + 60.0
-    while word not in ask()[1]:
-        assert time.monotonic() < give_up_at, ask()
-        time.sleep(0.01)
-
-
 def test_given_a_look_that_takes_long_when_a_swap_is_asked_for_then_the_answer_comes_at_once(
     offered, monkeypatch
 ):
@@ -241,7 +234,7 @@ def test_given_a_look_that_takes_long_when_a_swap_is_asked_for_then_the_answer_c
         "the package of another swap is looked at just now; try again later",
     )
     looked.set()
-    until_said(ask, "for which there is no memory: none is left")
+    wait_until(lambda: "for which there is no memory: none is left" in ask()[1], ask)
 
 
 @pytest.mark.parametrize("said", NO_FILES)
@@ -257,20 +250,16 @@ def test_given_what_is_no_file_in_place_of_package_or_manifest_when_swapped_then
     package.write_bytes(b"x")
     NO_FILES[said](tmp_path / "a.json")
     ask(str(package))
-    until_said(ask, "")
-    give_up_at = time.monotonic() + 60.0
-    while (answer := ask())[1].startswith("swapping: the package"):
-        assert time.monotonic() < give_up_at
-    readable = "bytes" in said
+    wait_until(lambda: not ask()[1].startswith("swapping: the package"), ask)
     # others are no manifest; the worker finds none
-    assert ("cannot be read" in answer[1]) is readable, answer
+    assert ("cannot be read" in ask()[1]) is ("bytes" in said), ask()
 
 
 def test_given_a_swap_when_its_configuration_has_ended_then_nothing_of_the_stage_is_kept_or_told(offered):
     ask, stages = offered
     assert ask() == (False, "nothing was swapped since the node was configured")
     ask("/none.pt2")
-    until_said(ask, "package /none.pt2 is not there")
+    wait_until(lambda: "package /none.pt2 is not there" in ask()[1], ask)
     stage = weakref.ref(stages[0])
     stages.pop().stop()
     gc.collect()

@@ -107,7 +107,7 @@ def test_given_a_process_that_is_killed_then_its_last_words_arrive_and_nothing_o
     assert process.communicate(timeout=60) == (
         b"",
         b"last words",
-    )  # the pipe's end: nobody holds it any more
+    )  # the pipe's end: no process holds it any more
 
 
 def test_given_a_reader_that_goes_away_then_the_process_goes_on(start):
@@ -167,7 +167,7 @@ def test_given_the_process_that_passes_lines_on_when_it_is_killed_then_they_are_
 
 @pytest.fixture
 def paused():
-    """The writing end of a full pipe that nobody reads."""
+    """The writing end of a full pipe without a reader."""
     reads, writes = os.pipe()
     os.set_blocking(writes, False)
     with contextlib.suppress(BlockingIOError):

@@ -5,8 +5,8 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from torchperf_ros.observe.runs.report.report_words import verdict
-from torchperf_ros.observe.runs.run_file import read_run
+from torchperf_ros.observe.runs.report_words import verdict
+from torchperf_ros.observe.runs.run_log import read_run
 from torchperf_ros.replay.run_reading import read_runs
 from torchperf_ros.tools.main import app
 
@@ -88,6 +88,7 @@ def test_given_a_dry_run_when_asked_then_it_says_what_goes_where(log):
     [
         (["/nowhere.mcap"], "/nowhere.mcap"),
         (["LOG", "--map", "image"], "--map 'image': has to be LOG_TOPIC:=STAGE_TOPIC"),
+        (["LOG", "--map", "/a:=image", "--map", "/b:=image"], "--map '/b:=image': image is /a already"),
         (["LOG", "--set", "budget"], "--set 'budget': has to be NAME=VALUE"),
         (
             ["LOG", "--set", "first.bugdet_ms=3"],

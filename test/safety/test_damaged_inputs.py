@@ -1,4 +1,4 @@
-"""Whatever is in a field of what the guard reads: no plan is accepted that would be refused without it."""
+"""Any value in a field that the guard reads: no plan is accepted that would be refused without it."""
 
 import math
 

@@ -7,9 +7,8 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from torchperf_ros.api.alert import Level
 from torchperf_ros.api.cdr import restamped
@@ -166,15 +165,6 @@ def test_given_speed_and_yaw_rate_when_the_arc_is_found_then_the_vehicle_can_dri
     speed, yaw_rate, expected
 ):
     assert Corridor.of(options(), motion(speed, yaw_rate)).curvature == pytest.approx(expected)
-
-
-def test_given_a_wall_beside_the_vehicle_when_it_drives_along_it_then_it_is_not_in_the_way():
-    x = np.linspace(-5.0, 20.0, 400)
-    for side in (-1, 1):
-        beside = side * np.full_like(x, 1.9 / 2 + 0.21)
-        assert not Corridor.of(options(), motion(10.0)).inside(x, beside).any()
-        close = side * np.full_like(x, 1.9 / 2 + 0.1)
-        assert (x[Corridor.of(options(), motion(10.0)).inside(x, close)] > 3.5).all()
 
 
 # -- when it latches
@@ -345,9 +335,7 @@ def test_given_a_clock_of_a_sensor_that_stands_or_is_set_then_its_scans_count_by
         lane.move()
         assert lane.see(stamped(FREE, stamp_ms)) is None or stamps_ms == range(0, 30)
         refused = lane.rules.sensors[SCAN].refused
-    assert (refused > 20) == (
-        stamps_ms == range(0, 30)
-    )  # so slow a clock cannot be told from growing delays
+    assert (refused > 20) == (stamps_ms == range(0, 30))  # so slow a clock looks like growing delays
 
 
 def test_given_simulated_time_when_it_passes_at_half_speed_then_scans_count_by_their_receipt(lane):
@@ -368,12 +356,6 @@ def test_given_a_message_that_cannot_be_used_between_two_that_show_an_obstacle_t
         == "none of 91 measurements can be used: zero, NaN, or out of range"
     )
     assert lane.see(BLOCKED) is not None
-
-
-def test_given_scans_of_infinities_and_of_other_lengths_when_they_come_then_nothing_is_in_the_way(lane):
-    assert lane.see(*(scan_bytes(np.full(length, np.inf)) for length in (1, 500, 2, 91))) is None
-    assert lane.rules.sensors[SCAN].refused == 0
-    assert lane.wait(299.0) is None
 
 
 def test_given_odometry_that_cannot_be_used_then_the_last_counts_and_it_is_told(lane):
@@ -398,21 +380,6 @@ def test_given_no_activation_then_nothing_is_judged_and_a_latch_outlasts_it(lane
     lane.all_well()
     assert lane.clear() == ""
     assert lane.rules.state == "watching"
-
-
-def test_given_a_button_that_is_pressed_while_the_node_is_inactive_then_it_latches_when_the_node_becomes_active(
-    lane,
-):
-    lane.rules.deactivate()
-    assert lane.see(bool_bytes(True), sensor=BUTTON) is None
-    lane.rules.activate(lane.clock())
-    assert (lane.rules.latch.kind, lane.rules.latch.reason) == (TRIGGER, "button is true")
-    lane.rules.deactivate()
-    assert lane.clear() == "button is true"
-    lane.see(bool_bytes(False), sensor=BUTTON)
-    assert lane.clear() == ""
-    lane.rules.activate(lane.clock())
-    assert lane.rules.latch is None
 
 
 def test_given_a_message_of_a_button_that_comes_by_two_subscriptions_then_it_counts_once_and_latches_once(
@@ -522,78 +489,6 @@ def test_given_a_sensor_that_was_not_heard_since_activation_then_clearing_is_ref
     assert lane.clear() == ""
 
 
-@pytest.mark.parametrize("active", [True, False])
-@pytest.mark.parametrize("was_pressed", [True, False])
-def test_given_rules_that_are_latched_by_a_button_as_others_were_then_clearing_waits_until_it_is_false(
-    active, was_pressed
-):
-    lane = Lane()
-    lane.rules.deactivate()
-    lane.rules.pressed(["button"] if was_pressed else [])
-    lane.rules.resume(TRIGGER, "button is true", None, lane.clock())
-    if active:
-        lane.rules.activate(lane.clock())
-        lane.see(FREE)
-        lane.see(range_bytes(math.inf), sensor=SONAR)
-        lane.move(0.0)
-    why = lane.clear()
-    assert why == "button is true" if was_pressed else why.startswith("button has not been heard yet")
-    lane.see(bool_bytes(False), sensor=BUTTON)
-    assert lane.clear() == ""
-
-
-class Latching(RuleBasedStateMachine):
-    """Whatever comes in which order.
-
-    Latched stays latched until it is cleared, and that only where no reason lasts.
-    """
-
-    @initialize()
-    def begin(self):
-        self.lane, self.was = Lane(), None
-        self.lane.move()
-
-    @rule(
-        message=st.sampled_from([FREE, BLOCKED, scan_bytes(np.zeros(9)), b"junk"]), ms=st.floats(0.0, 200.0)
-    )
-    def scan(self, message, ms):
-        self.lane.see(message, every_ms=ms)
-
-    @rule(value=st.booleans())
-    def press(self, value):
-        self.lane.see(bool_bytes(value), sensor=BUTTON)
-
-    @rule(speed=st.floats(-5.0, 30.0))
-    def drive(self, speed):
-        self.lane.move(speed)
-
-    @rule(ms=st.floats(0.0, 400.0))
-    def wait(self, ms):
-        self.lane.wait(ms)
-
-    @rule()
-    def clear(self):
-        lasting = self.lane.rules.lasting(self.lane.clock())
-        latched = self.lane.rules.latch is not None
-        assert self.lane.clear() == ("; ".join(lasting) if latched else "")
-        if not lasting:
-            assert self.lane.rules.latch is None
-            self.was = None
-
-    @invariant()
-    def stays(self):
-        latch = self.lane.rules.latch
-        if self.was is not None:
-            assert latch is self.was
-        self.was = latch
-        if latch is not None:
-            assert self.lane.stop().poses
-
-
-TestLatching = Latching.TestCase
-TestLatching.settings = settings(max_examples=40, stateful_step_count=20)
-
-
 # -- how it stops
 
 
@@ -629,17 +524,6 @@ def test_given_a_motion_when_it_stops_then_the_path_is_its_arc_to_standstill_fro
     assert 2 * math.atan2(turn.z, turn.w) == pytest.approx(yaw, abs=1e-3)
 
 
-def test_given_a_stop_when_it_is_asked_for_again_then_it_is_the_same_until_it_has_ended():
-    lane = Lane()
-    lane.move(6.0)
-    first = lane.rules.stop_path(lane.clock(), ROS_S * NS_PER_S)
-    lane.clock.advance_ms(900.0)
-    lane.move(0.5)
-    assert lane.rules.stop_path(lane.clock(), ROS_S * NS_PER_S + 900 * NS_PER_MS) is first
-    lane.clock.advance_ms(101.0)
-    assert lane.rules.stop_path(lane.clock(), ROS_S * NS_PER_S + 1001 * NS_PER_MS) is not first
-
-
 def test_given_a_vehicle_that_stands_or_no_odometry_when_it_stops_then_the_path_is_one_place(lane):
     lane.move(0.0, x=4.0)
     assert {pose.pose.position.x for pose in lane.stop().poses} == {4.0}
@@ -649,7 +533,7 @@ def test_given_a_vehicle_that_stands_or_no_odometry_when_it_stops_then_the_path_
     assert {(pose.pose.orientation.z, pose.pose.orientation.w) for pose in unknown.poses} == {(0.0, 1.0)}
 
 
-# -- what is said of it
+# -- its status
 
 
 def test_given_each_state_when_asked_then_the_status_says_it_with_ages_and_counters(lane):
@@ -719,14 +603,3 @@ def test_given_ten_hours_of_noisy_scans_between_walls_when_driven_then_it_stops_
         lane.see(*[scan_bytes(np.where(np.abs(angles) < 0.2, 5.0, walls_m))] * 2) is not None
     )  # a real one
     assert 0 < suspects < HOURS * 3600  # scans that show enough by themselves
-
-
-@pytest.mark.parametrize("kind", [OBSTACLE, TRIGGER, SILENT])
-def test_given_a_latch_of_any_kind_when_a_button_was_not_heard_since_then_it_is_not_cleared_while_inactive(
-    kind,
-):
-    rules = Emergency(options())
-    rules.resume(kind, "from before", None, NS_PER_S)
-    assert "button has not been heard yet" in rules.clear(2 * NS_PER_S)
-    rules.saw(BUTTON, bool_bytes(False), 2 * NS_PER_S)
-    assert rules.clear(2 * NS_PER_S) == ""

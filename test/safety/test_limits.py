@@ -316,13 +316,6 @@ def start(*args, **more):
     return "" if finding is None else finding.text
 
 
-def test_given_a_plan_that_is_off_when_judged_then_what_was_measured_and_the_limit_are_there():
-    assert judged(T, 10 * T, y=1.5)[:3] == ("start", 1.5, 1.0)
-    assert judged(T, 10 * T, y=-1.5)[:3] == ("start", 1.5, 1.0)
-    assert judged(T + 0.25, 10 * T + 2.5)[:3] == ("start", pytest.approx(0.25), 0.2)
-    assert judged(T - 2.9, 10 * (T - 2.9))[:3] == ("start", pytest.approx(0.1), 0.2)
-
-
 def test_given_a_plan_when_it_is_elsewhere_than_the_vehicle_then_it_is_said_where_and_when():
     assert start(T, 10 * T) == ""
     assert start(T, 10 * T + 0.99) == ""

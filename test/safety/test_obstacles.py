@@ -72,7 +72,7 @@ def test_given_boxes_seen_from_the_vehicle_when_read_then_they_are_turned_with_i
     own = read(markers_bytes([Box(10.0, 2.0)], frame="base_link"))
     assert own.seen.places[0] == pytest.approx(
         98 + 60j
-    )  # the odometry's own child: whatever obstacles_frame says
+    )  # the odometry's own child, for any obstacles_frame
     assert read(markers_bytes([Box(10.0, 2.0)], frame="base_link"), "optical").seen.places[
         0
     ] == pytest.approx(98 + 60j)
@@ -110,16 +110,6 @@ def test_given_a_roll_in_optical_axes_when_read_then_the_heading_stays():
 
     rolled = read(edited(markers_bytes([Box(0.0, 0.0)], frame="camera"), roll), "optical")
     assert rolled.seen.yaws[0] == pytest.approx(math.pi / 2)
-
-
-def test_given_an_arrow_with_a_pose_when_read_then_the_velocity_is_turned_as_rviz_draws_it():
-    def turn_arrows(marker):
-        if marker.type == 0:
-            for name, value in QUARTER.items():
-                setattr(marker.pose.orientation, name, 3 * value)
-
-    found = read(edited(markers_bytes([Box(1.0, 2.0, velocity=(4.0, 1.0))]), turn_arrows), "plan")
-    assert found.seen.velocities[0] == pytest.approx(-1 + 4j)
 
 
 def test_given_an_orientation_of_zeros_when_read_then_it_is_no_rotation():
@@ -246,7 +236,7 @@ def test_given_an_object_that_is_not_detected_when_it_was_a_moment_ago_then_it_c
     assert [len(one) for one in places] == [1, 1, 1, 0, 0]
     assert places[:3] == [pytest.approx([116.0 + number], abs=0.3) for number in range(3)]
     found = step(0.0, 2.0, found, number=1, motion=None)
-    assert len(found.seen.yaws) == 0  # without odometry nothing can be said, and an empty array is one
+    assert len(found.seen.yaws) == 0  # without odometry nothing is known, and an empty array is one
 
 
 ONE = markers_bytes([Box(1.0, 2.0)])

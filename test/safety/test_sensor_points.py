@@ -119,7 +119,7 @@ def test_given_a_cloud_that_cannot_be_read_when_read_then_it_says_why():
     with pytest.raises(BadInput, match="field z has to be there as float32 or float64"):
         cloud(cloud_bytes(POINTS, fields="xyi"))
     whole = cloud_bytes(POINTS)
-    for end in range(len(whole) - 1):  # the last byte is `is_dense`, which nobody reads
+    for end in range(len(whole) - 1):  # the last byte is `is_dense`, which the reader ignores
         with pytest.raises(BadInput, match="are no sensor_msgs/PointCloud2"):
             cloud(whole[:end])
 

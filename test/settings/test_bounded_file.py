@@ -1,4 +1,4 @@
-"""What may lie where a file is expected: nobody waits for it, and no memory is filled."""
+"""What may lie where a file is expected: no read waits for it, and no memory is filled."""
 
 import os
 import socket

@@ -223,7 +223,7 @@ def test_given_nodes_in_two_namespaces_that_differ_when_read_then_the_commands_a
         ),
         (
             "{perception: {input: image}}",
-            "the adapter names the inputs; remapping says which topics they are",
+            "the adapter names the inputs; `topics` says which topics they are",
         ),
         (
             "{perception: {inputs: {image: /cam}}}",

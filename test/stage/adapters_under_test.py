@@ -9,7 +9,6 @@ Imported by worker processes, which find this folder on PYTHONPATH. A frame's or
 """
 
 import ctypes
-import gc
 import json
 import os
 import resource
@@ -23,9 +22,8 @@ import torch
 from torchperf_ros.api.adapter import Adapter
 from torchperf_ros.api.errors import BadInput, ConfigError
 from torchperf_ros.api.messages import message_class
-from torchperf_ros.engines.cuda_graph import CaptureFailed
-from torchperf_ros.engines.engine import ENGINES
-from torchperf_ros.workers.control import TierFacts
+from torchperf_ros.engines.engine import CaptureFailed
+from torchperf_ros.engines.package import ENGINES
 
 TRIGGER = "geometry_msgs/msg/PointStamped"
 OUTPUT = "nav_msgs/msg/Path"
@@ -237,7 +235,7 @@ class Fusing(Plain):
 
 
 class UnknownOutput(Plain):
-    """Gives a message type that nobody has installed."""
+    """Gives a message type that is not installed."""
 
     output = "nowhere_msgs/msg/Nothing"
 
@@ -265,7 +263,7 @@ def close_descriptors(which):
     for descriptor in sorted(sockets)[: None if which == "close_sockets" else 1]:
         os.close(descriptor)
     if which == "close_frames":
-        time.sleep(600)
+        signal.pause()
 
 
 def is_socket(descriptor):
@@ -323,7 +321,7 @@ def segfault():
 
 def fork():
     if os.fork() == 0:
-        time.sleep(600)
+        signal.pause()
         os._exit(0)
 
 
@@ -398,11 +396,36 @@ class Joints(Controlled):
         return torch.zeros(1), torch.zeros(1)
 
 
-class Wordy(Controlled):
-    """From its first frame on there is more to say of each tier than a message holds."""
+class Together(Controlled):
+    """Takes several frames in one run."""
+
+    def dynamic_dims(self):
+        return {index: {0: (1, 8)} for index in range(2)}
+
+
+class Slow(torch.nn.Module):
+    """Takes 20 ms for however many frames, as a GPU does that has room for more."""
+
+    def forward(self, x):
+        time.sleep(0.02)
+        return x + 0.0
+
+
+class Batched(Controlled):
+    """Frames of several streams may run together."""
+
+    def build(self, tier):
+        return Slow()
+
+    def example_inputs(self, tier):
+        return (torch.zeros(1, 1),)
+
+    def dynamic_dims(self):
+        return {0: {0: (1, 8)}}
 
     def preprocess(self, messages):
-        for found in gc.get_objects():
-            if isinstance(found, TierFacts):
-                found.guards = "guard " * 20_000
-        return super().preprocess(messages)
+        x, _ = super().preprocess(messages)
+        return (x[None],)
+
+    def postprocess(self, outputs, messages):
+        return super().postprocess(outputs[0], messages)

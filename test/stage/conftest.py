@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rosbags.typesys import Stores, get_typestore
 
-from torchperf_ros.settings.config import node_config, stage_config
+from torchperf_ros.settings.config import node_config, stage_configs
 from torchperf_ros.stage.hooks import StagePorts
 from torchperf_ros.stage.stage import Stage
 from torchperf_ros.workers.worker_pool import RestartPolicy
@@ -31,7 +31,7 @@ def _adapters_can_be_imported_by_workers():
 
 
 def wait_until(condition, what, timeout_s=PATIENCE_S):
-    """Look every 10 ms, for events that nobody notifies of."""
+    """Look every 10 ms, for events without a notification."""
     give_up_at = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < give_up_at, f"not within {timeout_s} s: {what()}"
@@ -60,6 +60,8 @@ class StageUnderTest:
         forgiving=True,
         start_timeout_s=PATIENCE_S,
         node=None,
+        stream="",
+        beside=None,
         **parameters,
     ):
         self.folder = folder
@@ -77,9 +79,12 @@ class StageUnderTest:
             **parameters,
         }
         self.options = {"folder": str(folder), **(options or {})}
-        config = stage_config(name, values)
+        self.of = name, stream
+        config = self._config(values)
         node = node_config({"device": "cpu", "worker_threads": 1, **(node or {})}, {})
-        setup = replace(worker_setup(config, node), options=self.options, start_timeout_s=start_timeout_s)
+        setup = replace(
+            worker_setup(config.whole_stage, node), options=self.options, start_timeout_s=start_timeout_s
+        )
         ports = StagePorts(
             publish=lambda payload: self._keep(self.published, payload),
             hand_on=lambda payload, frame: self._keep(self.handed_on, (payload, frame)),
@@ -88,8 +93,10 @@ class StageUnderTest:
             log=lambda severity, text: self._keep(self.logs, (severity, text)),
         )
         self.values = values
-        self.actor = Stage(config, setup, ports, time.time_ns)
-        if forgiving:  # as if every worker had served for long: replaced at once however often it dies
+        self.actor = Stage(config, setup, ports, time.time_ns, beside=beside and beside.actor)
+        if (
+            forgiving and beside is None
+        ):  # as if every worker had served for long: replaced at once however often it dies
             self.actor.pool.policies = [
                 RestartPolicy(time.monotonic_ns, proven_s=0.0) for _ in range(config.workers)
             ]
@@ -106,8 +113,13 @@ class StageUnderTest:
             self.wait_for_workers()
         return self
 
+    def _config(self, values):
+        name, stream = self.of
+        (config,) = [one for one in stage_configs(name, values) if one.stream == stream]
+        return config
+
     def reconfigure(self, **parameters):
-        self.actor.reconfigure(stage_config(self.actor.config.name, {**self.values, **parameters}))
+        self.actor.reconfigure(self._config({**self.values, **parameters}))
 
     @property
     def counters(self):
@@ -209,6 +221,27 @@ class StageUnderTest:
 def start_stage(tmp_path_factory):
     """Start stages; all of them are stopped when the module is done."""
     yield from _starter(tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def start_streams(tmp_path_factory):
+    """Start the streams of a stage, by name; all are stopped when the module is done."""
+    started = []
+
+    def start(*names, **values):
+        folder, streams = tmp_path_factory.mktemp("streams"), []
+        for name in names:
+            first = streams[0] if streams else None
+            streams.append(StageUnderTest(folder, stream=name, beside=first, streams=list(names), **values))
+        started.extend(reversed(streams))
+        for stream in streams:
+            stream.start(wait=False)
+        streams[0].wait_for_workers()
+        return streams
+
+    yield start
+    for stream in started:
+        stream.actor.stop()
 
 
 @pytest.fixture

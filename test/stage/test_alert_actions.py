@@ -91,86 +91,30 @@ def test_given_an_alert_that_is_back_soon_when_stepped_then_the_action_stays_twi
     assert set(held[5:]) <= {160}
 
 
-def test_given_an_alert_that_was_over_for_long_when_it_is_back_then_the_time_is_the_first_one():
-    rules = actions("drift -> lower_tier", action_return_s=10.0)
-    active = [
-        second
-        for second in drive(rules, 300, lambda second: ["camera: drift"] if second in {1, 12, 200} else [])
-        if rules.lower_tiers
-    ]
-    assert active == [*range(1, 11), *range(12, 32), *range(200, 210)]
+IN_FORCE = {  # the rule, the seconds in which its alert is found, and those in which the action is in force
+    "back at once: it stays twice as long; over for long: the first time counts": (
+        "drift -> lower_tier",
+        {1, 12, 200},
+        [*range(1, 11), *range(12, 32), *range(200, 210)],
+    ),
+    "a stage that is off misses frames": ("misses -> off", {*range(5, 26)}, range(5, 15)),
+    "and refuses its input": ("bad input -> off", {*range(5, 26)}, range(5, 15)),
+    "a lower rate drops frames": ("drops -> lower_rate", {*range(5, 26)}, range(5, 15)),
+    "a lower tier is an alert of its own": ("tier -> lower_tier", {*range(5, 26)}, range(5, 15)),
+    "after it ran again the alert is one of others": (
+        "misses -> off",
+        {1, 11, 12, 40},
+        [*range(1, 11), *range(40, 50)],
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("line", "caused"),
-    [
-        ("misses -> off", "misses"),
-        ("bad input -> off", "bad input"),
-        ("drops -> lower_rate", "drops"),
-        ("tier -> lower_tier", "tier"),
-    ],
-)
-def test_given_an_action_that_causes_its_own_alert_when_that_lingers_then_it_ends_all_the_same(
-    line, caused
-):
-    rules = actions(line, action_return_s=10.0)
-    in_force = [
-        second
-        for second in drive(rules, 60, lambda second: [f"camera: {caused}"] if 5 <= second <= 25 else [])
-        if rules.words(second * S)
-    ]
-    assert in_force == list(range(5, 15))
-
-
-def test_given_a_stage_that_was_off_when_its_alert_is_back_after_it_ran_again_then_it_is_off_again():
-    rules = actions("misses -> off", action_return_s=10.0)
-    off = [
-        s
-        for s in drive(rules, 60, lambda s: ["camera: misses"] if s in {1, 11, 12, 40} else [])
-        if rules.off
-    ]
-    assert off == [*range(1, 11), *range(40, 50)]
-
-
-OF_ANSWERS = (
-    "worker died",
-    "model error",
-    "invalid output",
-    "restarts",
-    "stale",
-    "bad input",
-    "recompilation",
-    "tier",
-    "output",
-    "output frozen",
-    "output empty",
-    "drops",
-    "misses",
-    "worker failed",
-    "result too slow",
-    "deadline missed",
-    "partial result",
-    "plan refused",
-    "plan unchecked",
-)
-
-
-@pytest.mark.parametrize("action", ["lower_tier", "lower_rate", "scene slow", "backup_active", "off"])
-@pytest.mark.parametrize("kind", OF_ANSWERS)
-@pytest.mark.parametrize("lag", [0, 2])
-def test_given_an_action_that_brings_its_own_alert_about_when_the_cause_is_over_then_it_ends(
-    kind, action, lag
-):
-    """Whatever the action is: the alert is found as long as it is in force, and for a while after."""
-    rules, in_force = actions(f"{kind} -> {action}", action_return_s=10.0, backup="standby"), [False] * 3
-
-    def found(second):
-        return [f"camera: {kind}"] if 5 <= second <= 12 or in_force[-1 - lag] else []
-
-    for second in drive(rules, 400, found):
-        in_force.append(bool(rules.words(second * S)))
-    assert any(in_force[5:20])
-    assert not any(in_force[100:])
+@pytest.mark.parametrize("case", IN_FORCE)
+def test_given_a_rule_when_its_alert_is_found_then_the_action_is_in_force_in_these_seconds(case):
+    line, found, expected = IN_FORCE[case]
+    rules, name = actions(line, action_return_s=10.0), f"camera: {line.partition(' ->')[0]}"
+    seconds = drive(rules, 300, lambda second: [name] if second in found else [])
+    assert [second for second in seconds if rules.words(second * S)] == list(expected)
 
 
 def test_given_two_rules_with_one_action_when_each_alert_is_its_effect_then_neither_keeps_the_other_going():

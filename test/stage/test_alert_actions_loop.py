@@ -180,7 +180,7 @@ class Loop:
         return actions.words(end_ns)
 
     def _machine(self, runs):
-        """What is told that the watch of a stage does not find."""
+        """Alerts that the watch of a stage does not find."""
         harmed = self.watch.missed >= 2 or self.watch.harmed
         if self.cause == "load":
             return [Alert(Level.WARN, "machine: load", f"others took {OTHERS} %")] if harmed else []

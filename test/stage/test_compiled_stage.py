@@ -12,7 +12,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.api.outcome import Outcome
 
 ENGINE, SUFFIX = (
@@ -169,19 +168,6 @@ def test_given_engine_auto_when_started_then_it_serves_in_eager_until_a_choice_i
     assert again.actor.pool.rolling_update.compiling == ""
 
 
-def test_given_engine_compile_then_it_is_compiled_in_a_new_worker_and_nothing_compiles_again(
-    start_own_stage, cache
-):
-    values = {"adapter": "Compilable", "engine": "compile", "backup": "none", "tiers": ["full"]}
-    stage = start_own_stage(**values, node={"cache_dir": str(cache)})
-    assert engines(stage) == [["eager"]]
-    ask_until(stage, everywhere(stage, "compile"), "a worker that has compiled is there")
-    for rows in (5, 9, 33, 64):
-        assert stage.ask({"do": "print", "rows": rows}).outcome is Outcome.ON_TIME
-    (full,) = stage.actor.pool.tally.rows(stage.actor.pool.everyone)
-    assert (full["recompiles"], full["graphs"] > 0, full["breaks"]) == (0, True, 0)
-
-
 def test_given_a_model_that_compiles_in_part_when_started_then_a_new_worker_has_that_part_compiled(
     start_own_stage, cache
 ):
@@ -238,73 +224,6 @@ def package(compiled, cache, tmp_path_factory):
     manifest = folder / "new.json"
     manifest.write_text(manifest.read_text().replace('"tier": "fast"', '"tier": "full"'))
     return folder / f"new{SUFFIX}"
-
-
-def test_given_a_good_package_when_swapped_in_then_frames_go_on_and_it_runs(compiled, package):
-    before, answered = compiled.pids, len(compiled.answers)
-    compiled.actor.pool.rolling_update.swap("full", str(package))
-    assert compiled.actor.pool.rolling_update.swap_state[1].startswith("swapping")
-    ask_until(compiled, lambda: compiled.actor.pool.rolling_update.swap_state[0], "it is swapped in")
-    assert not set(before) & set(compiled.pids)
-    assert {a.outcome for a in compiled.answers[answered:]} == {Outcome.ON_TIME}
-    answer = compiled.ask(x=7.0)
-    assert answer.tier == 0
-    assert compiled.payload(answer).poses[0].pose.position.x == pytest.approx(
-        1007.0, rel=1e-4
-    )  # the fast tier's model
-
-
-@pytest.mark.parametrize(
-    ("mode", "folders", "why"),
-    [
-        (0o664, None, "others can write .*bad.blob"),
-        (0o644, ["/opt"], "in none of the folders .*/opt.*package_dirs"),
-    ],
-)
-def test_given_a_package_that_may_not_be_the_users_when_swapped_in_then_it_is_refused_at_once(
-    compiled, package, tmp_path, monkeypatch, mode, folders, why
-):
-    rolling_update = compiled.actor.pool.rolling_update
-    copy = Path(shutil.copy(package, tmp_path / f"bad{SUFFIX}"))
-    copy.chmod(mode)
-    if folders is not None:
-        renewal = rolling_update.renewal
-        setup = replace(renewal.proven.setup, package_dirs=tuple(folders))
-        monkeypatch.setattr(renewal, "proven", renewal.proven._replace(setup=setup))
-    with pytest.raises(ConfigError, match=why):
-        rolling_update.swap("full", str(copy))
-    assert not rolling_update.swap_state[1].startswith("swapping")
-
-
-@pytest.mark.parametrize("damage", ["truncated", "gone", "other"])
-def test_given_a_bad_package_then_nothing_changes_and_the_reason_is_told(
-    compiled, package, tmp_path, damage
-):
-    copy = tmp_path / f"bad{SUFFIX}"
-    for ending in (SUFFIX, ".json"):
-        shutil.copy(package.with_suffix(ending), copy.with_suffix(ending))
-    if damage == "gone":
-        copy.unlink()
-    elif damage == "truncated":
-        copy.write_bytes(copy.read_bytes()[:-100])
-    else:
-        manifest = copy.with_suffix(".json")
-        manifest.write_text(manifest.read_text().replace('"torch": "', '"torch": "0.'))
-    before = compiled.pids
-    if damage == "gone":
-        with pytest.raises(ConfigError, match="bad.blob is not there"):
-            compiled.actor.pool.rolling_update.swap("full", str(copy))
-        return
-    compiled.actor.pool.rolling_update.swap("full", str(copy))
-    ask_until(
-        compiled,
-        lambda: not compiled.actor.pool.rolling_update.swap_state[1].startswith("swapping"),
-        "it has failed",
-    )
-    done, why = compiled.actor.pool.rolling_update.swap_state
-    assert not done
-    assert str(copy) in why
-    assert compiled.pids == before
 
 
 def test_given_a_package_that_is_slower_than_the_budget_when_swapped_in_then_it_is_refused(

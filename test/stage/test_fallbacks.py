@@ -121,16 +121,6 @@ def test_given_a_good_output_when_young_enough_then_it_is_held_and_else_a_stop_i
     assert outputs.frame.stamp_ns == 77
 
 
-def test_given_a_failure_that_outlasts_path_and_braking_when_answered_then_the_one_stop_is_kept(config):
-    outputs = FallbackOutputs()
-    outputs.remember(path(), frame(0))
-    assert prepared(outputs, config) is Fallback.STOP
-    first = outputs.payload(Fallback.STOP)
-    for at_ms in (233, 1000, 3001, 3_600_000):
-        assert prepared(outputs, config, at_ms=at_ms) is Fallback.STOP
-        assert outputs.payload(Fallback.STOP) is first
-
-
 def test_given_a_stop_when_results_come_late_then_the_vehicle_keeps_to_it_until_a_frame_is_answered(config):
     outputs = FallbackOutputs()
     outputs.remember(path(), frame(0, stamp_ns=77))
@@ -159,14 +149,6 @@ def test_given_a_stop_when_a_late_result_is_young_enough_to_be_held_then_the_nex
     assert prepared(outputs, config, at_ms=233) is Fallback.HOLD_LAST
     assert prepared(outputs, config, at_ms=302) is Fallback.STOP
     assert outputs.payload(Fallback.STOP) != first
-
-
-def test_given_a_stop_when_a_late_result_is_of_a_frame_from_before_it_then_it_is_not_held(config):
-    outputs = FallbackOutputs()
-    outputs.remember(path(), frame(0))
-    prepared(outputs, config)
-    outputs.remember(path(start_ms=100), frame(1, received_ns=190 * MS), late=True)
-    assert prepared(outputs, config, at_ms=233) is Fallback.STOP
 
 
 def test_given_a_stop_that_was_made_but_not_needed_when_a_late_result_comes_then_the_next_is_made_of_that(

@@ -202,16 +202,6 @@ def test_given_answers_when_read_then_histograms_hold_them_by_tier_lateness_and_
     )
 
 
-def test_given_a_changed_window_when_read_then_it_holds_at_once():
-    stage = Stage(window_s=10.0)
-    stage.answer(10.0)
-    stage.now_ns += 3 * S
-    stage.answer(20.0)
-    assert stage.read().latency.window.count == 2
-    stage.figures.window_s = 1.0
-    assert stage.read().latency.window.count == 1
-
-
 # -- counters
 
 

@@ -1,4 +1,4 @@
-"""Which message of an input fits a trigger, how long a frame waits for it, and what is told of it."""
+"""Which message of an input fits a trigger, how long a frame waits for it, and which alerts say so."""
 
 import itertools
 import math
@@ -338,11 +338,3 @@ def test_given_an_error_in_the_rule_when_a_frame_has_waited_then_it_is_answered_
     stamp_ns = new_stamp_ns()
     stage.other.receive(trigger(stamp_ns))
     assert stage.ask(stamp_ns=stamp_ns).outcome is Outcome.ON_TIME
-
-
-def test_given_an_input_without_a_header_when_the_inputs_are_asked_for_then_it_is_refused(start_own_stage):
-    stage = start_own_stage(adapter="ManyInputs", tiers=["full"], backup="none", sync=["other1 slop 10"])
-    with pytest.raises(
-        ConfigError, match="the message type of other1 does not begin with a std_msgs/Header"
-    ):
-        _ = stage.actor.inputs

@@ -128,27 +128,6 @@ def test_given_a_scaled_guess_that_does_not_fit_when_there_is_a_spare_worker_the
     assert drive.run(240).made.level == 0
 
 
-def test_given_good_probes_when_there_are_enough_then_the_level_rises():
-    drive = Drive(ladder(60.0, 5.0), [20.0, 5.0])
-    drive.choose()
-    for number in range(TierLadder.PROBES):
-        assert drive.made.level == 1, number
-        assert drive.made.probe(FRESH_MS, drive.now_ns) == 0
-        drive.made.probed(0, 20.0, 20.0, FRESH_MS)
-    assert drive.made.level == 0
-    assert drive.made.probe(FRESH_MS, drive.now_ns) is None
-
-
-def test_given_good_probes_when_one_fails_then_the_good_ones_do_not_count_any_more():
-    drive = Drive(ladder(60.0, 5.0), [20.0, 5.0])
-    drive.choose()
-    for took_ms in (20.0, 20.0, FRESH_MS + 1, 20.0, 20.0):
-        drive.made.probed(0, took_ms, took_ms, FRESH_MS)
-    assert drive.made.level == 1
-    drive.made.probed(0, 20.0, 20.0, FRESH_MS)
-    assert drive.made.level == 0
-
-
 def test_given_probes_that_do_not_fit_when_they_are_repeated_then_the_time_between_doubles_up_to_eight_seconds():
     drive = Drive(ladder(60.0, 5.0), [60.0, 5.0])
     drive.choose()
@@ -167,13 +146,6 @@ def test_given_a_level_that_does_not_last_when_it_is_left_then_the_next_try_wait
         drive.made.probed(0, 20.0, 20.0, FRESH_MS)
     drive.run(3, [70.0, 5.0])
     assert wait_for_probe(drive) == pytest.approx(1.0, abs=0.07)
-
-
-def test_given_a_probe_of_a_tier_that_is_in_use_when_reported_then_it_counts_for_nothing():
-    made = ladder(20.0, 10.0, 5.0)
-    for _ in range(10):
-        made.probed(1, 1.0, 1.0, FRESH_MS)
-    assert made.level == 0
 
 
 def test_given_no_spare_worker_when_a_frame_could_not_wait_for_the_probe_then_there_is_none_for_two_seconds():
@@ -211,11 +183,6 @@ def test_given_frequent_stalls_when_frames_run_then_the_ladder_steps_down():
     for frame in range(60):
         drive.frame([500.0, 5.0] if frame % 4 == 0 else None)
     assert 1 in drive.levels[-20:]
-
-
-def test_given_calibration_on_an_idle_machine_when_it_is_loaded_then_the_tiers_above_are_not_trusted():
-    drive = Drive(ladder(40.0, 20.0, 5.0), [200.0, 100.0, 25.0])
-    assert drive.run(200).made.level == 2
 
 
 def test_given_a_tier_that_only_fits_alone_when_frames_run_then_it_seldom_flaps():

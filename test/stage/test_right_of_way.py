@@ -1,6 +1,5 @@
 """Stages of different priority: the lower one's frame is not begun where the higher one has a frame due."""
 
-import math
 import os
 import random
 from types import SimpleNamespace
@@ -35,7 +34,7 @@ def test_given_frames_with_a_period_when_asked_then_the_next_is_never_past_and_n
 
 class StageOnPaper:
     def __init__(self, name="low", priority=0, due_ns=NEVER_NS, device="cpu"):
-        self.config = SimpleNamespace(name=name, priority=priority)
+        self.config = SimpleNamespace(name=name, stage=name, priority=priority)
         self.runs_on_cpu = device == "cpu"
         self.at_ns, self.way, self.lower = due_ns, None, []
 
@@ -241,54 +240,3 @@ def test_given_a_lower_stage_whose_run_fails_when_a_higher_one_has_a_frame_then_
         answer = stage.ask({"do": "raise", "once": True})
         assert (answer.outcome, answer.fallback) == (Outcome.ERROR, fallback)
         stage.wait_for_workers()
-
-
-class FramesOnPaper(StageOnPaper):
-    """A higher stage, 30 Hz with some jitter, whose frames take 12 ms."""
-
-    at_ns = next_ns = busy_until_ns = frames = 0
-    intervals_ns = (0,)
-
-    def due_ns(self, now_ns):
-        return (
-            now_ns
-            if now_ns < self.busy_until_ns
-            else expected_ns(self.at_ns, min(self.intervals_ns), now_ns)
-        )
-
-    def frame(self, draw):
-        before_ns, self.at_ns = self.at_ns, self.next_ns
-        self.intervals_ns = (*self.intervals_ns[-7:], self.at_ns - before_ns) if before_ns else ()
-        self.intervals_ns = self.intervals_ns or (33 * MS,)
-        self.busy_until_ns = self.at_ns + 12 * MS
-        self.next_ns = self.at_ns + round(draw.gauss(33.3, 0.5) * MS)
-        self.frames += 1
-
-
-@pytest.mark.parametrize("median_ms", [8, 15])
-@pytest.mark.parametrize(("sigma", "stalls"), [(0.05, 0.003), (0.3, 0.01)])
-def test_given_runs_that_vary_when_a_lower_stage_begins_what_fits_then_few_higher_frames_find_one_going(
-    median_ms, sigma, stalls
-):
-    """Ten minutes.
-
-    The lower stage always has a frame. Its runs are log-normal; a few take 2 to 6 times as long.
-    """
-    draw, high = random.Random(median_ms), FramesOnPaper()
-    way = RightOfWay(StageOnPaper(), [high], has_own_cores=False)
-    now_ns = ends_ns = overlaps = runs = 0
-    running = False
-    while now_ns < 600_000 * MS:
-        now_ns = min(high.next_ns, ends_ns)
-        if now_ns == high.next_ns:
-            high.frame(draw)
-            overlaps += running and ends_ns > now_ns
-        elif blocked := way.blocks(now_ns, median_ms * math.exp(2.33 * sigma)):  # their p99
-            ends_ns, running = blocked[0], False
-        else:
-            stall = draw.uniform(2, 6) if draw.random() < stalls else 1.0
-            took_ms = median_ms * draw.lognormvariate(0, sigma) * stall
-            ends_ns, running, runs = now_ns + round(took_ms * MS), True, runs + 1
-            way.ran(took_ms, ends_ns)
-    assert runs > 10
-    assert overlaps <= 0.003 * high.frames

@@ -1,13 +1,11 @@
 """Which scene a frame gets, and which budget: rules on a virtual clock."""
 
 import math
-import struct
 import time
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rosbags.typesys import Stores, get_typestore
 
 from torchperf_ros.api.alert import Alert, Level
 from torchperf_ros.api.cdr import header_stamp_ns
@@ -47,6 +45,10 @@ def chooser(**values):
     return found
 
 
+def word(text):
+    return bytes(encode(message_class("std_msgs/msg/String")(data=text), "std_msgs/msg/String"))
+
+
 @pytest.fixture
 def scenes():
     return chooser()
@@ -66,7 +68,7 @@ def test_given_a_stage_without_scenes_when_asked_then_it_is_default():
         (math.nan, None, DEFAULT),
         (21.9, None, DEFAULT),
         (22.0, None, HIGHWAY),
-        (2.0, None, DEFAULT),  # slow, but nobody says that it is a car park
+        (2.0, None, DEFAULT),  # slow, but no word says that it is a car park
         (2.0, "car park", PARKING),
         (4.0, "car park", DEFAULT),
         (None, "car park", DEFAULT),
@@ -99,7 +101,7 @@ def test_given_messages_when_heard_then_speed_in_either_direction_and_words_coun
     assert (index, "scene", "std_msgs/msg/String") in scenes.config.situation_inputs
     scenes.hear(ODOMETRY, odometry_bytes(speed=-30.0), 0)
     assert scenes.choose(0) == HIGHWAY
-    said = bytes(encode(message_class("std_msgs/msg/String")(data=" intersection "), "std_msgs/msg/String"))
+    said = word(" intersection ")
     scenes.hear(index, said, 0)
     assert scenes.choose(2 * S) == DEFAULT  # both are too old by then
     scenes.hear(index, said, 2 * S)
@@ -305,7 +307,6 @@ def test_given_words_of_workers_when_an_older_frame_comes_late_or_the_worker_goe
     assert (scenes.word, scenes.word_of) == (-1, None)
 
 
-STORE = get_typestore(Stores.ROS2_HUMBLE)
 TIER_OFFSET = 1000.0
 SCENES = {
     "tiers": ["full", "fast"],
@@ -323,21 +324,6 @@ SCENES = {
 }
 
 
-def odometry(speed):
-    """At that speed in m/s straight ahead.
-
-    A frame name of 3 and no child frame, all other numbers are 0.
-    """
-    header = bytes(8) + b"\x04\x00\x00\x00map\x00" + b"\x01\x00\x00\x00\x00" + bytes(3)
-    return (
-        b"\x00\x01\x00\x00" + header + struct.pack("<85d", *[0.0] * 6, 1.0, *[0.0] * 36, speed, *[0.0] * 41)
-    )
-
-
-def word(text):
-    return bytes(STORE.serialize_cdr(STORE.types["std_msgs/msg/String"](data=text), "std_msgs/msg/String"))
-
-
 def model_of(stage, answer):
     """Which of the adapter's models made the output."""
     return round(stage.payload(answer).poses[0].pose.position.x / TIER_OFFSET)
@@ -351,7 +337,8 @@ def stage(start_stage):
 def settle(stage):
     """Let the hold of the last change pass, and every worker be idle."""
     stage.wait_for_workers()
-    time.sleep(0.11)
+    over_ns = time.monotonic_ns() + round(SCENES["scene_hold_s"] * S)
+    wait_until(lambda: time.monotonic_ns() > over_ns, lambda: "the end of the hold")
 
 
 def test_given_a_speed_and_a_word_when_frames_come_then_each_scene_has_its_tiers_and_budget_and_nothing_compiles(
@@ -359,9 +346,9 @@ def test_given_a_speed_and_a_word_when_frames_come_then_each_scene_has_its_tiers
 ):
     actor = stage.actor
     for index, data, scene, tier, budget_ms in (
-        (ODOMETRY, odometry(10.0), 0, 0, 5000.0),
-        (ODOMETRY, odometry(30.0), 1, 2, 4000.0),
-        (ODOMETRY, odometry(10.0), 0, 0, 5000.0),
+        (ODOMETRY, odometry_bytes(speed=10.0), 0, 0, 5000.0),
+        (ODOMETRY, odometry_bytes(speed=30.0), 1, 2, 4000.0),
+        (ODOMETRY, odometry_bytes(speed=10.0), 0, 0, 5000.0),
         (ODOMETRY - 2, word("parking"), 2, 3, 5000.0),
         (ODOMETRY - 2, word("over"), 0, 0, 5000.0),
     ):
@@ -501,12 +488,12 @@ def test_given_a_shortest_budget_when_the_vehicle_is_fast_then_frames_have_less_
     stage = start_own_stage(backup="none", budget_least_ms=1000.0)
     assert stage.ask().budget_ms == 5000.0
     stage.wait_for_workers()
-    stage.actor.hear(ODOMETRY, odometry(15.0))
+    stage.actor.hear(ODOMETRY, odometry_bytes(speed=15.0))
     answer = stage.ask()
     assert answer.budget_ms == 3000.0
     assert answer.frame.deadline_ns - answer.frame.received_ns == 3_000_000_000
     stage.wait_for_workers()
-    stage.actor.hear(ODOMETRY, odometry(45.0))
+    stage.actor.hear(ODOMETRY, odometry_bytes(speed=45.0))
     assert stage.ask().budget_ms == 1000.0
     assert stage.actor.budget_ms == 1000.0
 

@@ -11,11 +11,11 @@ from torchperf_ros.api.outcome import Fallback, Health, Outcome
 from torchperf_ros.safety.stop_output import TimedPath
 from torchperf_ros.stage import practice
 from torchperf_ros.stage.frame import Frame, Origin
-from torchperf_ros.stage.practice import HedgeRule, Job, Purpose
+from torchperf_ros.stage.practice import HedgeRule
 from torchperf_ros.workers.calibration import Calibration
 from torchperf_ros.workers.worker_process import WorkerProcess
 
-from .conftest import S, trigger, wait_until
+from .conftest import wait_until
 
 TIER_OFFSET = 1000.0
 
@@ -58,7 +58,7 @@ def test_given_a_good_frame_when_offered_then_its_own_result_is_published_and_re
 
 
 @pytest.mark.parametrize(
-    ("orders", "outcome", "said"),
+    ("orders", "outcome", "words"),
     [
         ({"do": "nan"}, Outcome.INVALID, ["1 of 1 values that are NaN or Inf"]),
         ({"do": "wrong_shape"}, Outcome.INVALID, ["(2,)", "(1,)"]),  # another one than when calibrated
@@ -75,14 +75,17 @@ def test_given_a_good_frame_when_offered_then_its_own_result_is_published_and_re
         ({"do": "large", "bytes": 70_000}, Outcome.ERROR, ["max_frame_bytes, 65536, fit"]),
     ],
 )
-def test_given_whatever_a_model_does_in_every_worker_when_offered_then_the_last_good_output_is_held_and_nobody_dies(
-    stage, orders, outcome, said
+def test_given_a_fault_of_the_model_in_every_worker_when_offered_then_the_last_good_output_is_held_and_workers_live(
+    stage, orders, outcome, words
 ):
     good, pids = stage.ask(x=1.0), stage.pids
     answer = stage.ask({**orders, "once": False})
     assert (answer.outcome, answer.fallback) == (outcome, Fallback.HOLD_LAST)
-    assert all(words in answer.reason for words in said), answer.reason
-    assert stage.actor.pool.last_error == answer.reason or outcome is not Outcome.ERROR
+    assert all(each in answer.reason for each in words), answer.reason
+    if outcome is Outcome.ERROR:  # the stage publishes an answer before it keeps its error
+        wait_until(
+            lambda: stage.actor.pool.last_error == answer.reason, lambda: stage.actor.pool.last_error
+        )
     assert path_stamp_ns(stage.payload(answer)) == good.frame.stamp_ns
     assert stage.ask().outcome is Outcome.ON_TIME
     assert stage.pids == pids
@@ -106,22 +109,31 @@ def test_given_bytes_that_are_no_message_or_too_many_when_offered_then_it_is_bad
     assert stage.pids == pids
 
 
-def test_given_nan_in_one_worker_when_offered_then_the_backups_result_is_published(stage):
-    seq, stamp_ns = stage.offer({"do": "nan"}, x=3.0)
+@pytest.mark.parametrize(
+    ("orders", "parameters", "outcome", "fallback", "backups"),
+    [
+        ({"do": "nan"}, {}, Outcome.INVALID, Fallback.BACKUP, 1),
+        ({"do": "nan"}, {"fallback": ["hold_last", "stop"]}, Outcome.INVALID, Fallback.HOLD_LAST, 0),
+        ({"do": "raise", "once": False}, {"fallback": ["none"]}, Outcome.ERROR, Fallback.NONE, 0),
+        ({"do": "bad_input", "once": False}, {}, Outcome.BAD_INPUT, Fallback.HOLD_LAST, 0),
+    ],
+)
+def test_given_a_runner_that_fails_when_fallbacks_are_in_order_then_the_first_that_is_there_is_published(
+    stage, orders, parameters, outcome, fallback, backups
+):
+    stage.reconfigure(**parameters)
+    before, published = stage.counters.backups, len(stage.published)
+    seq, stamp_ns = stage.offer(orders, x=3.0)
     answer = stage.answer(seq)
-    assert (answer.outcome, answer.fallback, answer.tier) == (Outcome.INVALID, Fallback.BACKUP, 1)
-    message = stage.payload(answer)
-    assert path_stamp_ns(message) == stamp_ns
-    assert message.poses[0].pose.position.x == 3.0 + TIER_OFFSET
-
-
-def test_given_bad_input_when_offered_then_the_backup_is_not_asked(stage):
-    backups = stage.counters.backups
-    seq, stamp_ns = stage.offer({"do": "bad_input", "once": False})
-    answer = stage.answer(seq)
-    assert (answer.outcome, answer.reason) == (Outcome.BAD_INPUT, "this point is useless")
-    assert stage.counters.backups == backups
-    assert sum(stamp_ns in stage.notes("preprocessed", pid) for pid in stage.pids) == 1
+    assert (answer.outcome, answer.fallback) == (outcome, fallback)
+    assert stage.counters.backups == before + backups
+    assert len(stage.published) == published + (fallback is not Fallback.NONE)
+    if fallback is Fallback.BACKUP:
+        message = stage.payload(answer)
+        assert (path_stamp_ns(message), message.poses[0].pose.position.x) == (stamp_ns, 3.0 + TIER_OFFSET)
+    if outcome is Outcome.BAD_INPUT:
+        assert answer.reason == "this point is useless"
+        assert sum(stamp_ns in stage.notes("preprocessed", pid) for pid in stage.pids) == 1
 
 
 def test_given_nothing_from_the_stage_before_when_offered_then_it_is_bad_input_with_its_reason(stage):
@@ -131,15 +143,6 @@ def test_given_nothing_from_the_stage_before_when_offered_then_it_is_bad_input_w
     answer = stage.answer(seq)
     assert (answer.outcome, answer.reason) == (Outcome.BAD_INPUT, "nothing to hand over")
     assert answer.frame.origin is upstream.origin
-
-
-def test_given_an_output_of_the_stage_before_when_offered_then_the_budget_counts_from_when_it_was_due(
-    stage,
-):
-    due_ns = time.monotonic_ns() - 500_000_000
-    upstream = Frame(5, b"", 0, 0.0, due_ns - 1, due_ns, Origin(7, 3.0))
-    answer = stage.answer(stage.offer(upstream=upstream)[0])
-    assert answer.frame.deadline_ns == due_ns + 5_000_000_000
 
 
 def test_given_a_model_that_prints_when_offered_then_it_is_logged_with_stage_and_pid_and_the_frame_is_good(
@@ -264,18 +267,6 @@ def test_given_a_calibration_that_was_disturbed_when_frames_go_on_then_probes_ta
     assert stage.counters.probes == 3
 
 
-def test_given_a_probe_that_ends_its_worker_when_frames_go_on_then_the_tier_is_left_alone_for_a_while(
-    stage,
-):
-    ladder = stage.actor.ladder
-    ladder.left_out = 1
-    stage.ask()
-    with stage.actor.lock:
-        stage.actor.model.crew.practice.lost(Job(Purpose.PROBE, 0), ladder)
-    ladder.left_out = 0
-    assert "next probe in " in ladder.explain(["full", "fast"], time.monotonic_ns())
-
-
 def test_given_a_new_worker_when_it_runs_its_first_frame_then_the_ladder_does_not_learn_from_it(stage):
     learned = []
     learn, stage.actor.ladder.learn = stage.actor.ladder.learn, lambda *lesson: learned.append(lesson)
@@ -388,7 +379,7 @@ def test_given_frames_that_are_all_stale_when_answered_then_each_is_held_one_fra
         lambda: all(stage.notes("observed", pid)[-4:] == stamps for pid in stage.pids),
         lambda: f"both observe them: {[stage.notes('observed', pid) for pid in stage.pids]}",
     )
-    assert stage.actor.hedge_rule.retrials == retrials  # that they were late is nobody's fault here
+    assert stage.actor.hedge_rule.retrials == retrials  # no worker is at fault that they were late
 
 
 def test_given_a_stage_that_has_no_output_yet_when_a_frame_is_stale_then_only_the_first_has_nothing(
@@ -411,25 +402,10 @@ def test_given_a_stage_that_has_no_output_yet_when_a_frame_is_stale_then_only_th
     stage.settle_accounts()
 
 
-@pytest.mark.parametrize(
-    ("age_ms", "is_stale"),
-    [(-30.0, False), (-1.0, False), (0.0, False), (1001.0, True), (9000.0, True), (20_000.0, False)],
-)
-def test_given_any_age_when_the_budget_counts_from_the_stamp_then_only_a_usable_one_makes_a_frame_stale(
-    stage, age_ms, is_stale
-):
-    stage.reconfigure(budget_from="stamp", budget_ms=1000.0 if is_stale else 5000.0)
-    answer, _ = stale(stage, age_ms)
-    stage.reconfigure()
-    assert answer.frame.stale == is_stale
-    assert answer.outcome is (Outcome.LATE if is_stale else Outcome.ON_TIME)
-    assert (answer.fallback is Fallback.HOLD_LAST) == is_stale
-
-
 def test_given_an_offset_that_drifts_across_the_budget_when_offered_then_every_frame_is_answered_before_its_run_ends(
     stage,
 ):
-    """With 1 ms left, as with none, nobody waits for the run that begins."""
+    """With 1 ms left, as with none, the stage does not wait for the run that begins."""
     stage.reconfigure(budget_from="stamp", budget_ms=2000.0)
     for age_ms in (1990.0, 1999.9, 2001.0):
         seq, _ = stage.offer({"do": "sleep", "ms": 1500}, stamp_ns=time.time_ns() - round(age_ms * 1e6))
@@ -464,30 +440,10 @@ def test_given_a_stale_frame_that_cannot_be_run_at_all_when_answered_then_that_i
     stage.wait_for_workers()
 
 
-@pytest.mark.parametrize("budget_from", ["receipt", "stamp"])
-def test_given_two_stages_and_an_offset_between_the_clocks_when_driven_then_every_frame_of_both_is_answered(
-    stage, start_own_stage, budget_from
-):
-    second = start_own_stage(backup="none", adapter="Plain", budget_from=budget_from, name="second")
-    second.ask()
-    answered, seen = len(second.answers), len(stage.handed_on)
-    stage.reconfigure(budget_from="stamp", budget_ms=1000.0)
-    for _ in range(5):
-        stale(stage, 3000.0)
-        payload, frame = stage.handed_on[-1]
-        assert payload is not None
-        second.ask(data=trigger(frame.stamp_ns), stamp_ns=frame.stamp_ns, upstream=frame)
-    assert len(stage.handed_on) == seen + 5
-    later = second.answers[answered:]
-    assert [(answer.outcome, answer.fallback) for answer in later] == [(Outcome.ON_TIME, None)] * 5
-    assert all(answer.frame.deadline_ns - answer.frame.received_ns == 5 * S for answer in later)
-    assert all(answer.frame.origin.age_ms >= 3000.0 for answer in later)
-
-
 def test_given_started_frames_of_every_kind_when_observed_then_none_is_seen_twice_and_a_late_one_leaves_a_gap(
     stage, monkeypatch
 ):
-    """The worker that is late sees them all; the other one does not wait for it, and is told of the gap."""
+    """The worker that is late sees them all; the other one does not wait, and hears of the gap."""
     monkeypatch.setattr(
         stage.actor.model.crew.practice, "hedge_rule", HedgeRule()
     )  # what was late before proves nothing here
@@ -553,12 +509,6 @@ def test_given_a_deactivation_when_a_frame_runs_and_one_waits_then_only_the_firs
     assert all(answer.frame.seq != waiting for answer in stage.answers)
 
 
-def test_given_fallbacks_without_backup_when_the_runner_fails_then_no_backup_is_published(stage):
-    stage.reconfigure(fallback=["hold_last", "stop"])
-    answer = stage.ask({"do": "nan"})
-    assert (answer.outcome, answer.fallback) == (Outcome.INVALID, Fallback.HOLD_LAST)
-
-
 def test_given_no_hold_when_every_worker_fails_then_a_braking_path_is_published_once_per_failure(stage):
     good = stage.ask()
     stage.reconfigure(hold_last_ms=0.0)
@@ -612,14 +562,6 @@ def test_given_a_late_frame_when_its_stop_is_made_then_that_is_before_the_deadli
     wait_until(is_in_time, lambda: made)
 
 
-def test_given_nothing_to_fall_back_on_when_every_worker_fails_then_only_the_next_stage_hears(stage):
-    stage.reconfigure(fallback=["none"])
-    published = len(stage.published)
-    answer = stage.ask({"do": "raise", "once": False})
-    assert (answer.fallback, stage.payload(answer)) == (Fallback.NONE, None)
-    assert len(stage.published) == published
-
-
 @pytest.mark.parametrize(
     ("kind", "how"),
     [
@@ -667,21 +609,6 @@ def test_given_a_killed_standby_when_frames_come_then_none_is_lost_and_it_is_rep
     stage.wait_for(lambda: any(death in text for _, text in stage.logs), "its death is logged")
     stage.wait_for_workers()
     assert standby.pid not in stage.pids
-
-
-def test_given_a_model_that_never_returns_when_it_is_past_hang_ms_then_it_is_killed_and_replaced(stage):
-    stage.reconfigure(budget_ms=300.0, hang_ms=2000.0)
-    before = stage.pids
-    answer = stage.ask({"do": "spin"})
-    assert answer.outcome is Outcome.LATE
-    said = f"ms on frame {answer.frame.seq}, hang_ms is 2000"
-    stage.wait_for(
-        lambda: any("hung: " in text and said in text for _, text in stage.logs), "the hang is logged"
-    )
-    stage.reconfigure()
-    assert stage.ask().outcome is Outcome.ON_TIME
-    stage.wait_for_workers()
-    assert len(set(stage.pids) - set(before)) == 1
 
 
 def test_given_a_stage_after_all_this_when_frames_are_on_time_then_it_is_nominal_again(stage):

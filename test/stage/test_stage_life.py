@@ -19,19 +19,18 @@ from torchperf_ros.workers.fork_server import start_base
 from .conftest import PATIENCE_S, wait_until
 
 NODE = """
-    import os, sys, time
+    import os, signal, sys
     sys.path.insert(0, {folder!r})
     for step in {steps!r}:
         exec(step)
-    from conftest import StageUnderTest
+    from conftest import StageUnderTest, wait_until
     from pathlib import Path
     stage = StageUnderTest(Path({notes!r}), backup="none").start()
     (pid,) = stage.pids
     _, stamp_ns = stage.offer({{"do": "spin"}})
-    while stamp_ns not in stage.notes("preprocessed", pid):
-        time.sleep(0.01)
+    wait_until(lambda: stamp_ns in stage.notes("preprocessed", pid), lambda: "the model to begin")
     print(pid, flush=True)
-    time.sleep(600)
+    signal.pause()
 """
 FIFO = "os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(2))"
 NICE = "os.setpriority(os.PRIO_PROCESS, 0, -5)"

@@ -5,6 +5,7 @@ import pytest
 
 from torchperf_ros.api.outcome import Fallback, Outcome
 from torchperf_ros.stage.frame import Frame, Origin
+from torchperf_ros.stage.ladder import TierLadder
 from torchperf_ros.stage.turn import Output, Turn
 
 MS = 1_000_000
@@ -13,7 +14,7 @@ LEAVE_NS = 50 * MS
 
 @pytest.fixture
 def turn():
-    return Turn(Frame(0, b"", 0, math.nan, 0, LEAVE_NS, Origin(0, math.nan)), 0.0, LEAVE_NS)
+    return Turn(Frame(0, b"", 0, math.nan, 0, LEAVE_NS, Origin(0, math.nan)), 0.0, LEAVE_NS, TierLadder(2))
 
 
 @pytest.fixture

@@ -189,13 +189,13 @@ def test_given_no_room_when_a_checkpoint_is_written_then_the_error_says_so_and_t
     tmp_path,
 ):
     plan = TierPlan("detector", "fast", 1, 1, "cpu", 1, tmp_path / "kept")
-    tier_training._write(plan, {"step": 1})
+    tier_training.write_checkpoint(plan, {"step": 1})
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     kept = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
         with pytest.raises(TrainingFailed, match="kept cannot be written: File too large; mend that"):
-            tier_training._write(plan, {"step": 2, "net": torch.zeros(1000)})
+            tier_training.write_checkpoint(plan, {"step": 2, "net": torch.zeros(1000)})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, kept)

@@ -15,7 +15,7 @@ from torchperf_ros.models.networks import HISTORY_FRAMES, NEAREST, OBJECT_FIELDS
 from torchperf_ros.models.planner import PlannerAdapter
 from torchperf_ros.models.road_scene import HEIGHT, WIDTH
 from torchperf_ros.train import planner_task as tested
-from torchperf_ros.train.imitated_drives import Examples, _Camera, drive, examples_of, relative
+from torchperf_ros.train.imitated_drives import Examples, ImitatedCamera, drive, examples_of, relative
 from torchperf_ros.train.planner_task import PlannerTask
 from torchperf_ros.world.scenarios import draw_scenario
 from torchperf_ros.world.world import World
@@ -73,7 +73,7 @@ def test_given_a_car_when_the_camera_finds_it_then_it_is_placed_where_it_is_or_m
     scenario.bodies[0].s, scenario.bodies[0].d = ahead_m, 2.0
     world, found = World(scenario), []
     for seed in range(200):
-        visible, seen = _Camera(random.Random(seed)).look(world, [0, 1])
+        visible, seen = ImitatedCamera(random.Random(seed)).look(world, [0, 1])
         assert visible == [0]  # the other one is behind
         found += [MarkerArrays(65.24).box_m(one, WIDTH, HEIGHT) for one in seen]
     x, _, z, *_ = np.array(found).T
@@ -131,7 +131,7 @@ def test_given_frames_after_a_push_when_cut_out_then_the_history_knows_nothing_o
         PlannerTask(),
         Examples(features, torch.ones(3, 2), torch.zeros(3, WAYPOINTS, 4), [1, 1, 2]),
     )
-    task._drives = {(0, 0): made, (0, 1): made}
+    monkeypatch.setattr(tested, "examples_of", lambda *_: made)
     history, mask, _, _ = task.batch(0, 0, 30)
     known = {
         tuple(rows[-2:, 0].tolist()): one.sum().item() for rows, one in zip(history, mask, strict=True)
@@ -154,7 +154,7 @@ def test_given_a_few_steps_when_trained_then_the_loss_falls_and_early_exits_coun
     *inputs, plans = batch
     steps = list(net.steps(*inputs))
     assert torch.equal(steps[-1], net(*inputs))
-    assert task.loss(net, batch, CPU) > tested._off(steps[-1], plans)
+    assert task.loss(net, batch, CPU) > tested.plan_error(steps[-1], plans)
 
 
 class Told(torch.nn.Module):

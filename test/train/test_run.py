@@ -80,7 +80,7 @@ def test_given_pruned_weights_when_named_again_then_they_are_trained_on_pruned_f
     plan = TierPlan("detector", "fast", 1, 1, "cpu", 1, tmp_path / "none", teacher=full)
     task = DetectorTask()
     tier_training.network_of(task, plan)
-    assert task._teacher.head[0].weight.shape == (18, 18, 3, 3)
+    assert task.teacher.head[0].weight.shape == (18, 18, 3, 3)
 
 
 def test_given_a_training_that_is_done_when_more_is_to_be_judged_then_it_is_judged_anew_and_not_trained(
@@ -124,7 +124,7 @@ def test_given_a_training_that_fails_when_its_process_ends_then_the_command_gets
     monkeypatch.setattr(train_run.signal, "signal", lambda *_: None)
     reports, adapter = queue.SimpleQueue(), train_run.ADAPTERS["detector"]
     plan = TierPlan("detector", "fast", 3, 1, "cpu", 1, tmp_path / "none", adapter=adapter)
-    train_run._train(0, plan, reports)
+    train_run.train_tier(0, plan, reports)
     *_, result = pickle.loads(pickle.dumps(reports.get()))
     assert (type(result), str(result)) == (TrainingFailed, "the loss is nan at step 3")
 
@@ -175,7 +175,7 @@ def test_given_a_label_that_cannot_be_when_trained_then_the_command_names_its_li
 
 def test_given_held_out_images_without_objects_when_the_page_is_drawn_then_the_score_has_no_curve():
     tier = {"score": {"map": math.nan}, "curve": [[1, 0.5, math.nan]], "seconds": 1.0}
-    assert '"y":[null]' in train_run._page({"detector": {"tiers": {"fast": tier}}})
+    assert '"y":[null]' in train_run.training_page({"detector": {"tiers": {"fast": tier}}})
 
 
 @pytest.mark.parametrize(("flags", "precision"), [("fma avx2", "fp32"), ("fma avx512_bf16", "bf16")])

@@ -225,8 +225,9 @@ class Node:
     """The other end of a session."""
 
     def __init__(self, adapter="Doubling", every_s=EVERY_S, **setup):
-        self.ring = FrameRing(8192)
-        self.result_fd = make_result_area(RESULT_BYTES)
+        self.rings = [FrameRing(8192) for _ in setup.get("streams") or ("",)]
+        self.ring = self.rings[0]
+        self.result_fd = make_result_area(RESULT_BYTES, setup.get("batch", 1))
         self.result = ResultArea(self.result_fd, writable=False)
         pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)]
         (self.frames, far_frames), (self.control, far_control) = pairs
@@ -254,8 +255,9 @@ class Node:
         self.prepared = self.preparation.load()
         self.reports.say(self.preparation.calibrate(self.prepared))
         frames, control = self.far_ends
-        given = self.prepared, self.reports, control, frames, self.ring.fd, self.result_fd
-        self.thread = threading.Thread(target=Session(self.setup, *given).serve)
+        given = self.prepared, self.reports, control, frames, self.result_fd
+        session = Session(self.setup, *given, *(ring.fd for ring in self.rings))
+        self.thread = threading.Thread(target=session.serve)
         self.thread.start()
         return self
 
@@ -268,12 +270,12 @@ class Node:
                 messages.append(unpack_message(self.control.recv(65_536), *REPORTS))
         return messages
 
-    def write(self, seq, value, word=None, data=None):
+    def write(self, seq, value, word=None, data=None, stream=0):
         number = bytes(encode(message_class(NUMBER)(data=value), NUMBER)) if data is None else data
         inputs = [InputBytes(0, 5, 1.5, number)]
         if word is not None:
             inputs.append(InputBytes(1, 0, 0.0, bytes(encode(message_class(TEXT)(data=word), TEXT))))
-        return self.ring.write(seq, inputs)
+        return self.rings[stream].write(seq, inputs)
 
     def ask(self, seq, value=0.0, *, word=None, kind=RUN | OBSERVE, tier=0, place=None, data=None):
         """One request; its response and payload for RUN."""

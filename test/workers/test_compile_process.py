@@ -12,7 +12,7 @@ import pytest
 from torchperf_ros.api.errors import ProtocolError
 from torchperf_ros.workers.compile_process import CompileProcess
 
-from ..stage.conftest import PATIENCE_S
+from ..stage.conftest import PATIENCE_S, wait_until
 
 START = """
 import json, os, sys, time
@@ -112,12 +112,15 @@ def test_given_a_bad_end_when_asked_then_it_is_named_with_the_last_that_was_prin
     assert len(text) < 4_100
 
 
-def test_given_words_printed_after_the_last_look_when_it_has_died_then_they_are_in_the_reason(start):
+def test_given_words_printed_after_the_last_look_when_it_has_died_then_they_are_in_the_reason(
+    start, modules
+):
+    os.mkfifo(modules / "go")
     process = start(
-        "say(x=1)\nsys.stdin = open('/dev/null')\ntime.sleep(0.3)\nprint('Fatal',"
-        " flush=True)\nsys.exit(1)\n"
+        f"say(x=1)\nopen({str(modules / 'go')!r}).read()\nprint('Fatal', flush=True)\nsys.exit(1)\n"
     )
     hear(process, until=bool)
+    (modules / "go").write_text("")
     assert "Fatal" in process.death_reason()
 
 
@@ -147,9 +150,7 @@ def test_given_children_when_closed_then_they_are_gone_with_it(start):
     (message,) = hear(process, until=bool)
     assert alive(message["pid"])
     process.close()
-    stop_at = time.monotonic() + PATIENCE_S
-    while alive(message["pid"]):
-        assert time.monotonic() < stop_at
+    wait_until(lambda: not alive(message["pid"]), lambda: "the child's end")
     assert not alive(process.pid)
 
 
@@ -242,6 +243,4 @@ sys.stdin.read()
             assert alive(pid)
         finally:
             parent.kill()
-    stop_at = time.monotonic() + PATIENCE_S
-    while alive(pid):
-        assert time.monotonic() < stop_at
+    wait_until(lambda: not alive(pid), lambda: "its end")

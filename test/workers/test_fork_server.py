@@ -53,6 +53,12 @@ def serve():
         server.close()
 
 
+@pytest.fixture(scope="module")
+def stage(start_stage):
+    """A stage with one worker, which tests may end: it is replaced."""
+    return start_stage(backup="none")
+
+
 def test_given_a_module_when_it_is_imported_then_the_server_is_ready_and_ends_when_closed(serve):
     server = serve(FINE)
     process = psutil.Process(server.pid)
@@ -117,9 +123,8 @@ def test_given_a_killed_fork_server_when_frames_come_then_the_workers_are_replac
 
 
 def test_given_a_worker_that_is_replaced_then_it_has_not_timed_again_what_its_predecessor_did(
-    start_own_stage,
+    stage,
 ):
-    stage = start_own_stage(backup="none")
     (first,) = stage.actor.pool.workers
     os.kill(first.pid, signal.SIGKILL)
     wait_until(lambda: first.pid not in stage.pids, lambda: "its death is noticed")
@@ -128,9 +133,8 @@ def test_given_a_worker_that_is_replaced_then_it_has_not_timed_again_what_its_pr
     assert second.calibrations == first.calibrations
 
 
-def test_given_what_a_worker_has_forked_when_the_worker_dies_then_that_dies_too(start_own_stage):
+def test_given_what_a_worker_has_forked_when_the_worker_dies_then_that_dies_too(stage):
     """It would hold on to the worker's sockets, and to memory."""
-    stage = start_own_stage(backup="none")
     (pid,) = stage.pids
     stage.ask({"do": "fork"})
     (child,) = psutil.Process(pid).children()
@@ -144,9 +148,8 @@ def test_given_what_a_worker_has_forked_when_the_worker_dies_then_that_dies_too(
 
 
 def test_given_a_worker_then_it_has_a_session_of_its_own_and_goes_first_where_memory_runs_out(
-    start_own_stage,
+    stage,
 ):
-    stage = start_own_stage(backup="none")
     (pid,) = stage.pids
     assert os.getsid(pid) == pid
     with open(f"/proc/{pid}/oom_score_adj", encoding="ascii") as file:
@@ -154,9 +157,8 @@ def test_given_a_worker_then_it_has_a_session_of_its_own_and_goes_first_where_me
 
 
 def test_given_a_model_that_prints_megabytes_then_the_log_has_a_few_lines_and_says_what_is_left_out(
-    start_own_stage,
+    stage,
 ):
-    stage = start_own_stage(backup="none")
     lines = len(stage.logs)
     assert stage.ask({"do": "flood", "bytes": 10_000_000}).outcome is Outcome.ON_TIME
     stage.wait_for(lambda: any("which are not shown" in text for _, text in stage.logs), "it says so")
@@ -255,7 +257,7 @@ def test_given_a_base_that_has_no_descriptor_left_when_a_server_is_wanted_then_o
     serve, count
 ):
     other = serve(FINE)
-    base = other._base._process.pid
+    base = psutil.Process(other.pid).ppid()
     with descriptors_left(base, count):
         server = ForkServer(FINE)
         wait_until(lambda: server.step() or server.ended, lambda: "it is given up")

@@ -56,7 +56,7 @@ def test_given_an_incident_when_kept_then_its_folder_has_the_time_and_all_that_w
     assert (kept / "inner" / "report.txt").read_text(encoding="utf-8") == "all of it"
     assert folder.incidents() == [kept]
     ((part, while_written),) = seen
-    assert while_written == []  # nobody finds half of it
+    assert while_written == []  # half of it is never found
     assert not part.exists()
     assert kept.stat().st_mode & 0o077 == 0
 

@@ -8,6 +8,7 @@ from torchperf_ros.api.errors import ProtocolError
 from torchperf_ros.workers.protocol import (
     MAX_CONTROL_BYTES,
     OBSERVE,
+    REQUEST_BYTES,
     RUN,
     VERSION,
     Request,
@@ -17,17 +18,19 @@ from torchperf_ros.workers.protocol import (
     shapes_text,
     unpack_control,
     unpack_request,
+    unpack_requests,
     unpack_response,
 )
 
 u64 = st.integers(0, 2**64 - 1)
 kinds = st.sampled_from([OBSERVE, RUN, RUN | OBSERVE])
 u32 = st.integers(0, 2**32 - 1)
-requests = st.builds(Request, kinds, st.integers(0, 2**16 - 1), u64, u64, u64, u64, u32, u32)
+u16 = st.integers(0, 2**16 - 1)
+requests = st.builds(Request, kinds, u16, u64, u64, u64, u64, u32, u32, u16)
 i64 = st.integers(-(2**63), 2**63 - 1)
 shapes = st.lists(st.lists(st.integers(0, 4000), max_size=4), max_size=12).map(shapes_text)
 responses = st.builds(
-    Response, st.integers(0, 2**16 - 1), u32, u64, u64, i64, i64, i64, i64, u32, st.integers(-1, 9), shapes
+    Response, u16, u32, u64, u64, i64, i64, i64, i64, u32, st.integers(-1, 9), u16, u16, shapes
 )
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20),
@@ -39,6 +42,16 @@ json_values = st.recursive(
 @given(requests)
 def test_given_any_request_when_packed_then_it_is_unpacked_as_it_was(request):
     assert unpack_request(request.pack()) == request
+
+
+@given(st.lists(requests, min_size=1, max_size=64), st.integers(1, REQUEST_BYTES - 1))
+def test_given_requests_in_one_packet_when_unpacked_then_they_come_in_order_and_a_cut_one_is_an_error(
+    batch, cut
+):
+    packet = b"".join(request.pack() for request in batch)
+    assert unpack_requests(packet) == batch
+    with pytest.raises(ProtocolError, match=f"request of {REQUEST_BYTES - cut} bytes"):
+        unpack_requests(packet[:-cut])
 
 
 @given(responses)

@@ -35,15 +35,6 @@ def test_given_a_swap_when_asked_for_then_older_workers_are_to_be_replaced_the_l
     assert renewal.kit(candidate=True).setup.packages == ("new",)
 
 
-def test_given_a_package_on_trial_when_a_worker_dies_then_its_replacement_gets_the_proven_one(renewal):
-    replacement = started(renewal.kit(candidate=False))
-    assert replacement.packages == ("old",)
-    assert renewal.outdated([worker(0), replacement]) is replacement
-    renewal.took_a_place()
-    kit = renewal.kit(candidate=False)
-    assert (kit.setup.packages, kit.setup.swapped) == (("new",), None)
-
-
 @pytest.mark.parametrize("regular", [[worker(0), None], [worker(0), worker(0, usable=False)]])
 def test_given_a_pool_that_is_not_up_then_no_new_worker_comes_on_top_and_nothing_is_called_done(
     renewal, regular
@@ -81,13 +72,6 @@ def test_given_a_renewal_that_is_done_when_given_up_by_an_error_then_what_was_sw
     )
 
 
-def test_given_workers_still_to_be_replaced_when_looked_at_then_the_renewal_goes_on(renewal):
-    renewal.took_a_place()
-    renewal.settled([worker(1), worker(0)])
-    assert renewal.outcome == ""
-    assert not renewal.swap(replace(SETUP, packages=("another",)))
-
-
 def test_given_a_package_built_during_a_swap_then_the_proven_one_is_kept_and_workers_are_renewed(renewal):
     renewal.ask()
     tried = started(renewal.kit(candidate=True))
@@ -106,15 +90,6 @@ def test_given_a_swap_that_is_done_when_a_background_renewal_fails_then_the_swap
     assert (renewal.outcome, renewal.swap_outcome) == ("", "done")
     assert [renewal.failed("it crashed", 0) for _ in range(2)] == [False, True]
     assert (renewal.outcome, renewal.swap_outcome) == ("it crashed", "done")
-
-
-def test_given_a_background_renewal_when_a_worker_is_replaced_by_its_death_then_no_candidate_replaces_it_again():
-    renewal = Renewal(SETUP)
-    renewal.ask()
-    renewal.settled([worker(0), started(renewal.kit(candidate=False))])
-    assert renewal.outcome == ""
-    renewal.settled([started(renewal.kit(candidate=False)), started(renewal.kit(candidate=False))])
-    assert renewal.outcome == "done"
 
 
 def test_given_a_background_renewal_that_was_given_up_when_the_next_comes_then_it_replaces_every_worker():

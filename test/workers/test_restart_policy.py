@@ -22,21 +22,6 @@ def test_given_deaths_too_soon_when_they_repeat_then_the_delay_doubles_and_the_f
     assert lasting == [False] * 2 + [True] * 8
 
 
-def test_given_four_deaths_four_seconds_apart_when_restarted_then_no_wait_is_longer_than_a_second():
-    clock = VirtualClock()
-    policy = RestartPolicy(clock)
-    ready_at_ns = clock()
-    clock.advance_ms(60_000)
-    found = []
-    for _ in range(4):
-        start_at_ns = policy.died(ready_at_ns)
-        found.append((start_at_ns - clock()) / NS_PER_S)
-        clock.reach(start_at_ns)
-        ready_at_ns = clock.advance_ms(500)
-        clock.advance_ms(3500)
-    assert found == [0.0, 0.0, 0.5, 1.0]
-
-
 def test_given_an_error_that_no_restart_mends_when_the_worker_dies_then_it_is_lasting_at_once():
     clock = VirtualClock()
     policy = RestartPolicy(clock)

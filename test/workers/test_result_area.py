@@ -26,8 +26,8 @@ def partial(seq, step):
 
 
 class Sides:
-    def __init__(self, room=ROOM):
-        self.fd = make_result_area(room)
+    def __init__(self, room=ROOM, places=1):
+        self.fd = make_result_area(room, places)
         self.worker, self.node = ResultArea(self.fd, writable=True), ResultArea(self.fd, writable=False)
 
     def __enter__(self):
@@ -128,3 +128,15 @@ def check(response, payload):
     step = response.step
     assert payload == bytes([step % 251]) * (64 * (step % 61) + 1)
     return step
+
+
+@given(st.data(), st.integers(1, 5))
+def test_given_results_in_places_of_their_own_when_read_late_then_each_is_as_it_was_written(data, places):
+    results = data.draw(st.lists(st.binary(max_size=ROOM), min_size=places, max_size=places))
+    with Sides(places=places) as sides:
+        for place in data.draw(st.permutations(range(places))):
+            sides.worker.write(results[place], place)
+        assert sides.worker.put(partial(7, 1), bytes(ROOM))
+        assert [sides.node.read(len(each), place) for place, each in enumerate(results)] == results
+        with pytest.raises(ProtocolError, match=f"place {places} of a result area that has fewer"):
+            sides.node.read(1, places)

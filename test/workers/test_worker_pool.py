@@ -117,7 +117,7 @@ def test_given_a_machine_that_cannot_start_a_process_now_when_it_can_again_then_
     (logged,) = [text for _, text in stage.logs if said in text]
     assert ("Traceback" in logged) is (
         not isinstance(refusal, OSError)
-    )  # what nobody expects says where it was
+    )  # an unexpected error says where it was
     assert [one.level.name for one in stage.anomalies if said in one.message] == ["WARN"]
 
 
@@ -186,7 +186,7 @@ def test_given_a_standby_that_stands_still_when_its_queue_is_full_and_it_is_need
 
 
 def test_given_a_standby_that_never_returns_from_observe_then_it_is_replaced(start_own_stage, monkeypatch):
-    """Nobody waits for it yet, but it could not take over."""
+    """No frame waits for it yet, but it could not take over."""
     monkeypatch.setattr(practice, "REHEARSE_AFTER_NS", 1 << 62)
     stage = start_own_stage(backup="standby", hang_ms=1000.0, budget_ms=900.0)
     _, standby = stage.actor.pool.workers
@@ -205,17 +205,3 @@ def test_given_a_model_that_cannot_be_captured_when_started_then_the_next_runs_w
     assert "it cannot be captured; the next worker runs without CUDA graphs" in told
     assert stage.actor.pool.restarts == 1
     assert [setup.device_before for setup in setups] == ["", "cpu"]
-
-
-def test_given_more_to_say_of_the_tiers_than_a_message_holds_then_the_worker_lives_and_says_the_end_of_it(
-    start_own_stage,
-):
-    stage = start_own_stage(adapter="Wordy", backup="none")
-    (pid,) = stage.pids
-    assert stage.ask().outcome is Outcome.ON_TIME
-    wait_until(
-        lambda: stage.actor.pool.workers[0].reported.tiers[0].guards,
-        lambda: "a report after the first frame",
-    )
-    assert stage.actor.pool.workers[0].reported.tiers[0].guards.endswith("guard guard ")
-    assert stage.pids == [pid]

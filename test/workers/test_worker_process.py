@@ -3,6 +3,7 @@
 import os
 import socket
 import subprocess
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -38,7 +39,7 @@ def spawn():
         """Starts a process that only sleeps."""
 
         def fork(self, descriptors, folder, meanwhile):
-            frames, control, _, result, _ = (os.dup(descriptor) for descriptor in descriptors)
+            frames, control, result, _, _ = (os.dup(descriptor) for descriptor in descriptors)
             started.append(
                 SimpleNamespace(
                     frames=socket.socket(fileno=frames),
@@ -53,7 +54,7 @@ def spawn():
             return self.process.wait()
 
     def make(kind=WorkerProcess):
-        worker = kind(0, SETUP, ring, RESULT_BYTES, Server())
+        worker = kind(0, SETUP, [ring], RESULT_BYTES, Server())
         worker.ready_at_ns = 1
         worker.serve()
         workers.append(worker)
@@ -139,6 +140,18 @@ def test_given_a_response_that_nobody_asked_for_when_received_then_it_is_a_proto
     far.frames.send(response(seq=7).pack())
     with pytest.raises(ProtocolError, match="response to frame 7; it was given 8"):
         near.receive()
+
+
+def test_given_a_frame_of_a_stream_when_another_streams_is_answered_then_it_is_a_protocol_error(spawn):
+    near, far = spawn()
+    near.run(0, 7, 0, 8, now_ns=0, observe=False, stream=2)
+    assert unpack_request(far.frames.recv(256)).stream == 2
+    far.frames.send(response(seq=7).pack())
+    with pytest.raises(ProtocolError, match="response to frame 7; it was given 7 of stream 2"):
+        near.receive()
+    far.frames.send(replace(response(seq=7), stream=2).pack())
+    assert near.receive()[0].stream == 2
+    assert near.idle
 
 
 def test_given_a_response_longer_than_its_area_when_received_then_it_is_a_protocol_error(spawn):

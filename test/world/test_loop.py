@@ -180,9 +180,9 @@ def test_given_a_drive_with_times_when_written_then_its_test_has_a_copy_of_them(
 def test_given_a_naive_node_that_is_back_sooner_then_it_may_not_hit_what_it_hit():
     collided = [
         drive(
-            Drive(draw_scenario("pedestrian", 2), "naive", 1, "bench", naive_restart_s=restart_s)
+            Drive(draw_scenario("pedestrian", 2), "naive", 1, "bench", restart_ms=restart_ms)
         ).score.collision
-        for restart_s in (4.0, 0.1)
+        for restart_ms in (4000.0, 100.0)
     ]
     assert collided == [True, False]
 
@@ -190,8 +190,8 @@ def test_given_a_naive_node_that_is_back_sooner_then_it_may_not_hit_what_it_hit(
 def test_given_a_cameras_images_in_place_of_the_truth_when_driven_then_the_trained_detector_sees_the_car_ahead(
     workers,
 ):
-    found = drive(Drive(short("ccrb", 7, 7.1), "camera"), workers=workers)
-    assert not found.score.collision, "a blind planner hits it, see above"
+    found = drive(Drive(short("ccrb", 1, 4.5), "camera"), workers=workers)
+    assert not found.score.collision, "a vehicle that keeps its speed hits it after 4.1 s"
     assert found.counts["on_time"] == found.counts["plans"]
     with pytest.raises(ConfigError, match="faults unseen: they are the oracle's"):
         drive(Drive(short("ccrs", 2, 6.0), "camera", 1, "unseen"), workers=workers)
@@ -208,7 +208,7 @@ def test_given_a_log_of_a_drive_when_replayed_then_the_stages_give_the_same_plan
     assert status == 0
     written = {path.name for path in (tmp_path / "out").iterdir()}
     test = tmp_path / "out" / "test_ccrs_2_no_guard.py"
-    assert written == {"drive.mcap", "drive.yaml", "drive.png", "drive.html", "drive.json", test.name}
+    assert written == {"drive.mcap", "drive.yaml", "drive.html", "drive.json", test.name}
     row = json.loads((tmp_path / "out" / "drive.json").read_text())
     assert (row["scenario"], row["seed"], row["collision"]) == ("ccrs", 2, False)
     assert "Time to collision" in (tmp_path / "out" / "drive.html").read_text()
@@ -317,12 +317,6 @@ def test_given_a_load_when_drawn_then_runs_take_so_much_longer_and_faults_end_th
     assert endings == {Outcome.ON_TIME, Outcome.ERROR, Outcome.INVALID, Outcome.HUNG, Outcome.CRASHED}
 
 
-@pytest.mark.parametrize(
-    ("arm", "option", "counts_for"),
-    [("naive", "--restart-ms", "no_guard"), ("full", "--naive-restart-s", "blocking")],
-)
-def test_given_a_restart_time_when_the_arm_has_no_use_for_it_then_it_is_refused(arm, option, counts_for):
-    done = CliRunner().invoke(app, ["drive", "--no-tui", "--arm", arm, option, "3"])
-    assert done.exit_code == 2
-    assert f"{option}: has no effect on the arm {arm}" in done.output
-    assert counts_for in done.output
+def test_given_a_restart_time_when_nothing_dies_on_the_arm_then_it_is_refused():
+    done = CliRunner().invoke(app, ["drive", "--no-tui", "--arm", "zero", "--restart-ms", "3"])
+    assert (done.exit_code, "--restart-ms: has no effect on the arm zero" in done.output) == (2, True)

@@ -49,7 +49,10 @@ class Adapter(abc.ABC):
 
     @abc.abstractmethod
     def __init__(self, options: dict[str, Any], device: torch.device) -> None:
-        """Read the stage's `options`; raise `ConfigError` on a value that is not allowed."""
+        """Read the stage's `options`; raise `ConfigError` on a value that is not allowed.
+
+        Of a stage with streams each has an adapter of its own, whose options say which, as `stream`.
+        """
 
     @abc.abstractmethod
     def build(self, tier: str) -> torch.nn.Module:
@@ -122,15 +125,15 @@ class Adapter(abc.ABC):
 
         So many started frames were not observed by this worker since the last one that was.
 
-        Default: every `HistoryBuffer` of the process gets as many rows without a sample, which its mask
-            shows.
+        Default: every `HistoryBuffer` that this adapter made gets as many rows without a sample, which its
+            mask shows.
         """
         skip_in_histories(frames)
 
     def forget(self) -> None:
         """The last frame that was observed was overwritten meanwhile, so that what was learned from it may be wrong.
 
-        Default: every `HistoryBuffer` of the process is emptied.
+        Default: every `HistoryBuffer` that this adapter made is emptied.
         """
         clear_histories()
 

@@ -11,6 +11,7 @@ import torch
 from torchperf_ros.api.errors import AdapterError, ConfigError
 
 _LIVE: "weakref.WeakSet[HistoryBuffer]" = weakref.WeakSet()  # every history of this process
+_at_work = 0
 
 
 def history_bytes() -> int:
@@ -18,16 +19,26 @@ def history_bytes() -> int:
     return sum(buffer.nbytes for buffer in _LIVE)
 
 
+def work_for(stream: int) -> None:
+    """From now on the adapter of this stream is at work: histories that are made are its own."""
+    global _at_work  # noqa: PLW0603 - a process has one loop, which runs one adapter at a time
+    _at_work = stream
+
+
 def skip_in_histories(samples: int) -> None:
-    """Leave a gap of so many samples in every history of this process."""
-    for buffer in _LIVE:
+    """Leave a gap of so many samples in every history of the stream at work."""
+    for buffer in _own_histories():
         buffer.skip(samples)
 
 
 def clear_histories() -> None:
-    """Empty every history of this process."""
-    for buffer in _LIVE:
+    """Empty every history of the stream at work."""
+    for buffer in _own_histories():
         buffer.clear()
+
+
+def _own_histories() -> "list[HistoryBuffer]":
+    return [buffer for buffer in _LIVE if buffer.stream == _at_work]
 
 
 class StampVerdict(enum.Enum):
@@ -66,6 +77,9 @@ class HistoryBuffer:
     Rows are copies: they keep neither the sample's memory nor its autograd graph alive. NaN and Inf are
     stored as they are; what they mean is the caller's to decide before it appends. Each stamp is judged by
     that of the last sample that was kept and had one. Not thread-safe: one adapter owns it.
+
+    Attributes:
+        stream: the number of the stream whose adapter owns it.
     """
 
     def __init__(
@@ -100,6 +114,7 @@ class HistoryBuffer:
                 f"max_gap_ns is {max_gap_ns}, tolerance_ns is {tolerance_ns}; allowed: 1 ns and more, 0 ns"
                 " and more"
             )
+        self.stream = _at_work
         self._row_shape = tuple(row_shape)
         self._max_gap_ns, self._tolerance_ns = max_gap_ns, tolerance_ns
         self._last_ns: int | None = None

@@ -1,13 +1,16 @@
 """The outputs of a model, of any type: their tensors and plain values, and a description for messages."""
 
+import copy
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from types import ModuleType
 from typing import Any, Final
 
 import numpy as np
 import torch
 from torch.utils import _pytree as pytree
+
+from torchperf_ros.api.errors import TorchperfError
 
 _DEEPEST: Final = 12  # nests of nests; deeper ones are reported as unchecked
 _PLAIN_VALUES: Final = (bool, int, float, complex, str, bytes, type(None))
@@ -35,7 +38,6 @@ def leaves_in(outputs: Any, within: tuple[int, ...] = ()) -> Iterator[Any]:  # n
 
 
 def _held_by(value: Any) -> Collection[Any] | None:  # noqa: ANN401
-    """What a nest holds; None where it is none, or hides what it holds."""
     if isinstance(value, (tuple, list, set, frozenset, deque, Drawn)):
         return value.values if isinstance(value, Drawn) else value
     if isinstance(value, Mapping):
@@ -51,18 +53,17 @@ def _attributes(value: Any) -> dict[str, Any]:  # noqa: ANN401
     """
     if isinstance(value, (torch.nn.Module, type, ModuleType, Iterator)) or callable(value):
         return {}
-    slots = (name for kind in type(value).__mro__ for name in _names(vars(kind).get("__slots__", ())))
-    found = {name: getattr(value, name) for name in slots if hasattr(value, name)}
+    found = {}
+    for kind in type(value).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        names = (slots,) if isinstance(slots, str) else slots
+        found.update({name: getattr(value, name) for name in names if hasattr(value, name)})
     found |= getattr(value, "__dict__", {})
     return {
         name: held
         for name, held in found.items()
         if not isinstance(held, torch.nn.Module) and not callable(held)
     }
-
-
-def _names(slots: str | Iterable[str]) -> Iterable[str]:
-    return (slots,) if isinstance(slots, str) else slots
 
 
 def tensors_in(outputs: Any) -> Iterator[torch.Tensor]:  # noqa: ANN401 - a model may return anything
@@ -106,14 +107,10 @@ def numbers_of(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
             yield from numbers_of(part)
     elif tensor.layout is torch.sparse_coo:
         yield from (tensor.coalesce().indices(), *numbers_of(tensor.coalesce().values()))
+    elif tensor.layout in {torch.sparse_csr, torch.sparse_bsr}:
+        yield from (tensor.crow_indices(), tensor.col_indices(), *numbers_of(tensor.values()))
     elif tensor.layout is not torch.strided:
-        is_row = tensor.layout in {torch.sparse_csr, torch.sparse_bsr}
-        yield from (
-            (tensor.crow_indices(), tensor.col_indices())
-            if is_row
-            else (tensor.ccol_indices(), tensor.row_indices())
-        )
-        yield from numbers_of(tensor.values())
+        yield from (tensor.ccol_indices(), tensor.row_indices(), *numbers_of(tensor.values()))
     elif tensor.is_quantized:
         yield tensor.dequantize()
     elif tensor.is_complex():
@@ -146,8 +143,54 @@ def drawn(outputs: Any) -> Any:  # noqa: ANN401 - a model may return anything
 
 
 def holds_lazy(outputs: Any) -> bool:  # noqa: ANN401 - a model may return anything
-    """Whether there is a generator among outputs, whose numbers do not exist before it runs."""
     return any(isinstance(leaf, Iterator) for leaf in pytree.tree_leaves(outputs))
+
+
+def split(outputs: Any, sizes: Sequence[int]) -> list[Any]:  # noqa: ANN401 - a model may return anything
+    """The outputs of inputs that were concatenated along dimension 0, each with its own share.
+
+    Tensors and arrays anywhere in a nest are divided along dimension 0; plain values are everyone's.
+
+    Raises:
+        TorchperfError: a tensor or array has another dimension 0, or an object hides what it holds.
+    """
+    if isinstance(outputs, (torch.Tensor, np.ndarray)):
+        length = 0 if isinstance(outputs, torch.Tensor) and outputs.is_nested else len(outputs.shape[:1])
+        if not length or outputs.shape[0] != sum(sizes):
+            raise TorchperfError(
+                f"an output is {described(outputs)}; to be divided among the frames of a run its dimension 0"
+                f" has to be {sum(sizes)}, as of the inputs"
+            )
+        if isinstance(outputs, torch.Tensor):
+            return list(outputs.split(list(sizes)))
+        return np.split(outputs, np.cumsum(sizes)[:-1])
+    if isinstance(outputs, (np.generic, *_PLAIN_VALUES)):
+        return [outputs] * len(sizes)
+    if isinstance(outputs, Drawn):
+        return [Drawn(iter(share)) for share in split(outputs.values, sizes)]
+    if isinstance(outputs, (tuple, list)):
+        shares = (
+            zip(*(split(value, sizes) for value in outputs), strict=True) if outputs else [()] * len(sizes)
+        )
+        make = type(outputs)._make if hasattr(outputs, "_make") else type(outputs)
+        return [make(share) for share in shares]
+    is_mapping = isinstance(outputs, MutableMapping)
+    held = outputs if is_mapping else _attributes(outputs)
+    if not is_mapping and not held:
+        raise TorchperfError(f"an output is {described(outputs)}, which cannot be divided among the frames")
+    return [_with(outputs, dict(zip(held, share, strict=True))) for share in split([*held.values()], sizes)]
+
+
+def _with(nest: Any, values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - a model may return anything
+    """A copy of a mapping, or of an object with attributes, that holds these values."""
+    changed = copy.copy(nest)
+    for name, value in values.items():
+        if isinstance(nest, MutableMapping):
+            changed[name] = value
+        else:
+            # also of a frozen dataclass
+            object.__setattr__(changed, name, value)
+    return changed
 
 
 def flat_numbers(outputs: Any) -> list[torch.Tensor]:  # noqa: ANN401
@@ -167,7 +210,6 @@ def flat_numbers(outputs: Any) -> list[torch.Tensor]:  # noqa: ANN401
 
 
 def shapes_of(tensors: Iterable[torch.Tensor]) -> tuple[tuple[int, ...], ...]:
-    """Their shapes as plain tuples."""
     return tuple(tuple(tensor.shape) for tensor in tensors)
 
 

@@ -185,20 +185,14 @@ def main() -> None:
         base, candidate = map(source.read, sizes)
         known = packed and Known.unpacked(packed)
         difference = _difference(base, candidate, kind, rules)
-        found = Compared(
-            seq, difference, _refusals(known, base, candidate), score(base, candidate), score.problem
-        )
+        refusals = [Guard.refusal(one, known) for one in (base, candidate)] if known else ["", ""]
+        found = Compared(seq, difference, refusals, score(base, candidate), score.problem)
         print(json.dumps(found), file=reported, flush=True)
 
 
 def _written(seq: int, base: bytes, candidate: bytes, known: Known | None) -> bytes:
-    """A pair on its way: a line of JSON, and both outputs."""
     head = json.dumps([seq, len(base), len(candidate), known and known.packed()])
     return b"".join((head.encode(), b"\n", base, candidate))
-
-
-def _refusals(known: Known | None, base: bytes, candidate: bytes) -> tuple[str, str]:
-    return ("", "") if known is None else (Guard.refusal(base, known), Guard.refusal(candidate, known))
 
 
 class _Score:

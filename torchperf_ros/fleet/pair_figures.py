@@ -7,13 +7,13 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
+
+import numpy as np
 
 from torchperf_ros.api.outcome import IN_TIME, Outcome
+from torchperf_ros.safety.guard import Known
 from torchperf_ros.stage.frame import Answer
-
-if TYPE_CHECKING:
-    from torchperf_ros.safety.guard import Known
 
 _RECENT: Final = 1024
 
@@ -42,7 +42,7 @@ class Pair:
     served: bytes | None
     payload: bytes | None
     reason: str = ""
-    known: "Known | None" = None
+    known: Known | None = None
     disturbed: bool = False
 
     @property
@@ -117,7 +117,6 @@ class PairBlock:
 
     @property
     def score(self) -> float:
-        """Mean of the adapter's score; NaN where it has none."""
         return self.score_sum / self.scored if self.scored else math.nan
 
 
@@ -180,21 +179,15 @@ class PairFigures:
                 block.scored, block.score_sum = block.scored + 1, block.score_sum + found.score
 
     def take_block(self) -> PairBlock:
-        """What there was since the last call."""
         block, self.block = self.block, PairBlock()
         return block
-
-    def quantile_ms(self, share: float) -> float:
-        """Of the last 1024 differences; NaN without any."""
-        ordered = sorted(self._recent_ms)
-        return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else math.nan
 
     @property
     def words(self) -> str:
         total = self.total
         parts = [f"{total.pairs} frames", f"{total.candidate_late} late (base {total.base_late})"]
         if total.both:
-            middle, high = self.quantile_ms(0.5), self.quantile_ms(0.99)
+            middle, high = np.quantile(list(self._recent_ms), (0.5, 0.99))
             parts.append(f"{middle:+.2f} ms p50, {high:+.2f} ms p99")
         if total.compared:
             parts.append(f"{total.different} of {total.compared} outputs differ")

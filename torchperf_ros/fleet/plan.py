@@ -7,8 +7,8 @@ plan with a greater `serial`, signed anew (`signature.py`); a vehicle needs noth
 import contextlib
 import datetime
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,7 +30,38 @@ CLOCK_TOLERANCE_S: Final = 600.0
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _VALID_DAYS: Final = 30
+_TIMES: Final = ("issued", "expires", "step_since")
+_NEEDED: Final = ("name", "stage", "version", "serial", "issued", "expires", "candidate")
 _WHOLE: Final = 100.0
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and bool(_NAME.fullmatch(value))
+
+
+def _is_versions(value: object) -> bool:
+    return value is None or (
+        isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value)
+    )
+
+
+_A_NAME: Final = "a text in quotes of letters, digits and . _ + -, 64 at most"
+_VERSIONS: Final = "a list of versions, each a text in quotes"
+# What a field of a plan has to be: whether a value is, and in words.
+_ALLOWED: Final[dict[str, tuple[Callable[[object], bool], str]]] = {
+    "name": (_is_name, _A_NAME),
+    "stage": (_is_name, _A_NAME),
+    "version": (
+        lambda value: _is_name(value) and value != BASE,
+        f"{_A_NAME}, and another name than {BASE}: this is what vehicles have without a plan",
+    ),
+    "serial": (lambda value: type(value) is int and value >= 1, "a whole number from 1 on"),
+    "step": (lambda value: type(value) is int and value >= 0, "a whole number from 0 on"),
+    "state": (lambda value: value in STATES, f"one of: {', '.join(STATES)}"),
+    "unit": (lambda value: value in UNITS, f"one of: {', '.join(UNITS)}"),
+    "revoked": (_is_versions, _VERSIONS),
+    "again": (_is_versions, _VERSIONS),
+}
 
 
 @dataclass(frozen=True)
@@ -140,7 +171,6 @@ class RolloutPlan:
 
     @property
     def limits(self) -> Guards:
-        """The guards of this step: the plan's, changed by each step up to it."""
         found = self.guards
         for step in self.steps[: self.step + 1]:
             found = found.changed(step.guards, "guards")
@@ -167,20 +197,8 @@ class RolloutPlan:
         return replace(self, **changes)  # type: ignore[arg-type]
 
     def to_mapping(self) -> dict[str, Any]:
-        found = {one.name: getattr(self, one.name) for one in fields(self)}
-        times = {name: _time_text(found[name]) for name in ("issued", "expires", "step_since")}
-        steps = [{**vars(step), "guards": dict(step.guards)} for step in self.steps]
-        lists = {name: list(found[name]) for name in ("revoked", "again")}
-        maps = {name: dict(found[name]) for name in ("candidate", "files")}
-        return {
-            **found,
-            **times,
-            **lists,
-            **maps,
-            "steps": steps,
-            "guards": vars(self.guards),
-            "margins": vars(self.margins),
-        }
+        times = {name: getattr(self, name).strftime("%Y-%m-%dT%H:%M:%SZ") for name in _TIMES}
+        return asdict(self) | times
 
 
 def utc_now() -> datetime.datetime:
@@ -217,27 +235,17 @@ def plan_of(values: object, where: str) -> RolloutPlan:
     known = {one.name for one in fields(RolloutPlan)}
     if unknown := sorted(map(str, set(values) - known)):
         raise PlanError(f"{where}: unknown field {unknown[0]!r}; there are: {', '.join(sorted(known))}")
-    needed = ("name", "stage", "version", "serial", "issued", "expires", "candidate")
-    if missing := [name for name in needed if name not in values]:
+    if missing := [name for name in _NEEDED if name not in values]:
         raise PlanError(f"{where}: the field {missing[0]!r} is missing")
-    found = dict(values)
-    for name in ("issued", "expires", "step_since"):
-        found[name] = _time(found.get(name, found["issued"]), f"{where}: {name}")
-    for name in ("name", "stage", "version"):
-        _require(
-            isinstance(found[name], str) and _NAME.fullmatch(found[name]),
-            where,
-            name,
-            found[name],
-            "a text in quotes of letters, digits and . _ + -, 64 at most",
-        )
-    _require(
-        found["version"] != BASE,
-        where,
-        "version",
-        BASE,
-        "another name: this is what vehicles have without a plan",
-    )
+    found = {"step_since": values["issued"], **values}
+    for name, (holds, allowed) in _ALLOWED.items():
+        _require(name not in found or holds(found[name]), where, name, found.get(name), allowed)
+    for name in _TIMES:
+        found[name] = _time(found[name], f"{where}: {name}")
+    for name in ("revoked", "again"):
+        found[name] = tuple(found.get(name) or ())
+    for name in {"shadow_min", "probation_min"} & found.keys():
+        found[name] = _number(found[name], f"{where}: {name}")
     found["candidate"] = _candidate(found["candidate"], where)
     found["files"] = _files(found.get("files") or {}, where)
     for package in filter(None, found["candidate"].get("packages", ())):
@@ -248,42 +256,11 @@ def plan_of(values: object, where: str) -> RolloutPlan:
             package,
             "among `files` with its SHA-256, by the same path from the plan's folder",
         )
-    found["steps"] = _steps(found.get("steps", [vars(step) for step in STEPS]), where)
-    for name in ("revoked", "again"):
-        given = found.get(name) or []
-        _require(
-            isinstance(given, list) and all(isinstance(one, str) for one in given),
-            where,
-            name,
-            given,
-            "a list of versions, each a text in quotes",
-        )
-        found[name] = tuple(given)
-    for name, least in (("serial", 1), ("step", 0)):
-        value = found.setdefault(name, 0)
-        _require(
-            type(value) is int and value >= least, where, name, value, f"a whole number from {least} on"
-        )
-    _require(
-        found["step"] < len(found["steps"]),
-        where,
-        "step",
-        found["step"],
-        f"below the number of steps, {len(found['steps'])}",
-    )
-    for name in ("shadow_min", "probation_min"):
-        found[name] = _number(found.get(name, getattr(RolloutPlan, name)), f"{where}: {name}")
-    for name, choices in (("state", STATES), ("unit", UNITS)):
-        _require(
-            found.get(name, choices[0]) in choices,
-            where,
-            name,
-            found.get(name),
-            f"one of: {', '.join(choices)}",
-        )
-    _require(
-        found["issued"] < found["expires"], where, "expires", found["expires"].isoformat(), "after `issued`"
-    )
+    found["steps"] = steps = _steps(found["steps"], where) if "steps" in found else STEPS
+    step = found.get("step", 0)
+    _require(step < len(steps), where, "step", step, f"below the number of steps, {len(steps)}")
+    expires = found["expires"]
+    _require(found["issued"] < expires, where, "expires", expires.isoformat(), "after `issued`")
     if found.get("targeting") is not None:
         check_rule(found["targeting"], f"{where}: targeting")
     found["guards"] = Guards().changed(found.get("guards", {}), f"{where}: guards")
@@ -307,7 +284,6 @@ def read_plan_file(path: Path) -> RolloutPlan:
 
 
 def plan_text(plan: RolloutPlan) -> str:
-    """The plan as YAML, for people to edit and to sign."""
     import io
 
     from ruamel.yaml import YAML
@@ -332,22 +308,14 @@ def _number(value: object, where: str, most: float = 1e6) -> float:
 
 
 def _time(value: object, where: str) -> datetime.datetime:
-    found: object = None
-    with contextlib.suppress(ValueError):
-        found = (
-            datetime.datetime.fromisoformat(value.replace("Z", "+00:00"))
-            if isinstance(value, str)
-            else value
-        )
+    found = value
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            found = datetime.datetime.fromisoformat(value.replace("Z", "+00:00"))
     if not isinstance(found, datetime.datetime):
         raise PlanError(f"{where} {value!r} has to be a time in UTC like 2026-11-24T08:00:00Z")
-    return (found if found.tzinfo else found.replace(tzinfo=datetime.timezone.utc)).astimezone(
-        datetime.timezone.utc
-    )
-
-
-def _time_text(time: datetime.datetime) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ")
+    utc = datetime.timezone.utc
+    return (found if found.tzinfo else found.replace(tzinfo=utc)).astimezone(utc)
 
 
 def _candidate(values: object, where: str) -> dict[str, Any]:
@@ -385,7 +353,7 @@ def _files(values: object, where: str) -> dict[str, str]:
 
 
 def _steps(values: object, where: str) -> tuple[RolloutStep, ...]:
-    if not isinstance(values, list) or not values:
+    if not isinstance(values, (list, tuple)) or not values:
         raise PlanError(
             f"{where}: steps {values!r} has to be a list of steps, for example [{{share: 1}}, {{share:"
             " 100}]"

@@ -16,13 +16,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from torchperf_ros.fleet.guards import CandidateFigures
 from torchperf_ros.settings.user_folder import make_private
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 VERSION: Final = 1
 # A block is a minute of a vehicle.
@@ -106,8 +106,6 @@ def paired_figures(base_ms: Any, candidate_ms: Any, budget_ms: float) -> dict[st
         candidate_ms: likewise; sums and p99 are of the frames for which both have one.
         budget_ms: what is longer is a miss.
     """
-    import numpy as np
-
     arms = {"base": np.asarray(base_ms, float), "candidate": np.asarray(candidate_ms, float)}
     both = np.isfinite(arms["base"]) & np.isfinite(arms["candidate"])
     found: dict[str, Any] = {"frames": np.shape(base_ms)[-1]}
@@ -191,7 +189,6 @@ class RecordWriter:
         self.problem = ""
 
     def _make_room(self, newest: Path) -> None:
-        """Remove the oldest days; one more day of the largest size so far has to fit."""
         files = [path for path in sorted(self._folder.glob(_PATTERN)) if path != newest]
         sizes = [path.stat().st_size for path in files]
         while files and sum(sizes) + max(sizes) > self._limit_bytes:
@@ -216,7 +213,7 @@ class Brought:
     """
 
     facts: Mapping[str, Mapping[str, Any]]
-    blocks: Mapping[str, "NDArray[Any]"]
+    blocks: Mapping[str, NDArray[Any]]
     events: Sequence[Mapping[str, Any]]
     left_out: Sequence[str]
 
@@ -244,9 +241,7 @@ def read_records(
     One process reads, at 11 us a line: the day of 1,000 vehicles that drive for eight hours takes 5 s.
     Processes side by side took longer on two cores: 2.8 s for 144,000 lines, and 1.6 s in one.
     """
-    import numpy as np
-
-    parts: list[_Part] = []
+    parts: list[Brought] = []
     for path in files:
         parts.append(_read_file(path))
         progress(len(parts), len(files))
@@ -256,10 +251,11 @@ def read_records(
             facts.setdefault(name, {"vehicle": name}).update(own)
     ids = {name: index for index, name in enumerate(facts)}
     blocks = {
-        name: np.concatenate([part.columns[name] for part in parts] or [column])
+        name: np.concatenate([part.blocks[name] for part in parts] or [column])
         for name, column in _columns([]).items()
     }
-    owners = [np.full(len(part.columns["t_s"]), ids.get(part.vehicle, -1)) for part in parts]
+    # A file is of one vehicle.
+    owners = [np.full(len(part.blocks["t_s"]), ids.get(next(iter(part.facts), ""), -1)) for part in parts]
     blocks["vehicle"] = np.concatenate([*owners, np.empty(0, np.int64)]).astype(np.int64)
     order = np.lexsort((blocks["version"], blocks["t_s"], blocks["vehicle"]))
     blocks = {name: column[order] for name, column in blocks.items()}
@@ -272,26 +268,15 @@ def read_records(
         facts,
         blocks,
         sorted(events.values(), key=lambda event: float(event["t_s"])),
-        [part.left_out for part in parts if part.left_out],
+        [line for part in parts for line in part.left_out],
     )
 
 
-@dataclass(frozen=True)
-class _Part:
-    """What one file holds, all of one vehicle."""
-
-    vehicle: str
-    facts: dict[str, dict[str, Any]]
-    columns: dict[str, "NDArray[Any]"]
-    events: list[dict[str, Any]]
-    left_out: str
-
-
-def _read_file(path: Path) -> _Part:
+def _read_file(path: Path) -> Brought:
     try:
         text = path.read_bytes()
     except OSError as error:
-        return _Part("", {}, _columns([]), [], f"{path}: cannot be read: {error.strerror or error}")
+        return Brought({}, _columns([]), [], [f"{path}: cannot be read: {error.strerror or error}"])
     vehicle, bad = path.parent.name, 0  # a file whose first line is lost goes by its folder
     own: dict[str, Any] = {}
     rows, events = [], []
@@ -311,19 +296,12 @@ def _read_file(path: Path) -> _Part:
                 bad += 1
         except (ValueError, KeyError, TypeError, AttributeError):
             bad += 1
-    left_out = f"{path}: {bad} {'lines are' if bad > 1 else 'line is'} damaged or cut" if bad else ""
-    return _Part(
-        vehicle,
-        {vehicle: own},
-        _columns(rows),
-        [{**event, "vehicle": vehicle} for event in events],
-        left_out,
-    )
+    left_out = [f"{path}: {bad} {'lines are' if bad > 1 else 'line is'} damaged or cut"] if bad else []
+    events = [{**event, "vehicle": vehicle} for event in events]
+    return Brought({vehicle: own}, _columns(rows), events, left_out)
 
 
-def _columns(rows: Sequence[Sequence[Any]]) -> dict[str, "NDArray[Any]"]:
-    import numpy as np
-
+def _columns(rows: Sequence[Sequence[Any]]) -> dict[str, NDArray[Any]]:
     values = list(zip(*rows, strict=True)) if rows else [()] * len(_COLUMNS)
     return {
         name: np.array(own, dtype=np.str_ if _KINDS[name] is str else _KINDS[name])

@@ -3,7 +3,10 @@
 Plans and keys, how a roll-out stands, its next step, and a fleet to try it on.
 """
 
+import hashlib
 import json as json_text
+import os
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -14,12 +17,12 @@ from typer import Argument, Option
 
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.api.text import console_table
-from torchperf_ros.fleet import candidate_commands
 from torchperf_ros.tools.shell import (
     Command,
     CommandGroup,
     File,
     Files,
+    NodeName,
     Texts,
     check_outputs,
     console,
@@ -40,6 +43,16 @@ _LIBRARIES: Final = ("cryptography", "mmh3", "openfeature")
 _PLAIN_WIDTH: Final = 160
 _MOST_NAMED: Final = 10
 _YAML: Final = (".yaml", ".yml")
+# A candidate that compiles as it starts takes that long; the command shows how far it is.
+_TIMEOUT_S: Final = 120.0
+_BAD: Final = ("refused", "rolled back", "given up", "cannot")
+# What each action sets of the stage, and how `candidate` on `/diagnostics` ends once that is so.
+_ACTIONS: Final[dict[str, tuple[dict[str, object], str]]] = {
+    "start": ({"candidate_serves": False}, ": shadow"),
+    "serve": ({"candidate_serves": True}, ": serves"),
+    "back": ({"candidate_serves": False}, ": shadow"),
+    "end": ({"candidate_serves": False, "candidate": ""}, ""),
+}
 # Of the simulated fleet: the same plan gives the same figures.
 _SEED: Final = 1
 
@@ -110,9 +123,6 @@ def new(
     Exit status: 0, or 2 for a value that is not allowed.
     """
     need(*_LIBRARIES)
-    import hashlib
-    import os
-
     from torchperf_ros.fleet.plan import new_plan, plan_text, utc_now
     from torchperf_ros.settings.params_file import parse_value
 
@@ -163,24 +173,22 @@ def sign(
     need(*_LIBRARIES)
     for file in gate or ():
         _check_gate(file)
-    from torchperf_ros.fleet.guards import PlanError
+    from torchperf_ros.fleet import guards, signature
     from torchperf_ros.fleet.plan import read_plan_file
-    from torchperf_ros.fleet.signature import read_private_key, read_signed
-    from torchperf_ros.fleet.signature import sign as signed
 
     target = output or plan.with_suffix(".json")
     check_outputs({"--output": target}, (plan, key))
-    found, private = read_plan_file(plan), read_private_key(key)
+    found, private = read_plan_file(plan), signature.read_private_key(key)
     _check_usable(found, plan)
-    with suppress(OSError, PlanError):  # nothing is there, or no plan of this key
-        there = read_signed(target.read_bytes(), private.public_key(), f"plan {target}")
+    with suppress(OSError, guards.PlanError):  # nothing is there, or no plan of this key
+        there = signature.read_signed(target.read_bytes(), private.public_key(), f"plan {target}")
         if there.stage == found.stage and there.serial > found.serial:
             older = f"its serial {found.serial} is older than {there.serial} of {target}"
             fail(
                 f"plan {plan}: {older}, and vehicles refuse a replay; write a greater serial into {plan},"
                 " or name another file with -o"
             )
-    _replace(target, signed(found, private))
+    _replace(target, signature.sign(found, private))
     typer.echo(
         f"wrote {target}: {found.version} for {found.stage}, serial {found.serial}, until"
         f" {found.expires:%Y-%m-%d}"
@@ -251,18 +259,16 @@ def check(
     Exit status: 0 if the plan can be followed, with any role of the vehicle, 2 if not.
     """
     need(*_LIBRARIES)
+    from torchperf_ros.fleet import signature, targeting, vehicle_state
     from torchperf_ros.fleet.plan import utc_now
-    from torchperf_ros.fleet.signature import check_time
-    from torchperf_ros.fleet.targeting import facts_of
     from torchperf_ros.fleet.vehicle import SignedFiles, placement_of
-    from torchperf_ros.fleet.vehicle_state import VehicleState
 
-    facts = facts_of({"vehicle": vehicle, **pairs("--fact", fact or (), "=", "NAME=VALUE")})
+    facts = targeting.facts_of({"vehicle": vehicle, **pairs("--fact", fact or (), "=", "NAME=VALUE")})
     found = _read(plan, key)
-    check_time(found, utc_now(), f"plan {plan}")
+    signature.check_time(found, utc_now(), f"plan {plan}")
     # Permissions of the files here say nothing about those on the vehicle.
     files = SignedFiles(plan.parent, lambda _path: "")
-    place = placement_of(found, facts, VehicleState(), files.changed)
+    place = placement_of(found, facts, vehicle_state.VehicleState(), files.changed)
     typer.echo(f"{place.role.value}: {place.why}")
 
 
@@ -391,7 +397,6 @@ def simulate(
 
     from torchperf_ros.fleet import simulate as play
     from torchperf_ros.fleet.plan import read_plan_file
-    from torchperf_ros.fleet.status_page import draw_outcomes
 
     if candidate not in play.CANDIDATES:
         known = "; ".join(f"{name}: {text}" for name, text in play.CANDIDATES.items())
@@ -417,20 +422,21 @@ def simulate(
     heads, *rows = play.outcome_rows(outcomes)
     console(_PLAIN_WIDTH).print(console_table(heads, rows))
     if svg:
-        draw_outcomes(
+        play.draw_outcomes(
             outcomes, f"A candidate of kind `{candidate}` on {vehicles:,} vehicles, simulated", svg
         )
 
 
 def _read(path: Path, key: Path) -> "RolloutPlan":
     """A plan, signed or for people; `key`: either one of the pair."""
+    from torchperf_ros.fleet import signature
     from torchperf_ros.fleet.plan import read_plan_file
-    from torchperf_ros.fleet.signature import read_private_key, read_public_key, read_signed
 
     if path.suffix in _YAML:
         return read_plan_file(path)
-    public = read_public_key(key) if key.suffix == ".pub" else read_private_key(key).public_key()
-    return read_signed(_bytes(path, "plan"), public, f"plan {path}")
+    is_public = key.suffix == ".pub"
+    public = signature.read_public_key(key) if is_public else signature.read_private_key(key).public_key()
+    return signature.read_signed(_bytes(path, "plan"), public, f"plan {path}")
 
 
 def _bytes(path: Path, what: str) -> bytes:
@@ -480,9 +486,8 @@ def _next(
     change: "Callable[[Any], RolloutPlan]",
 ) -> None:
     """Sign what comes next, and write it, or say what would be written."""
+    from torchperf_ros.fleet import signature
     from torchperf_ros.fleet.plan import plan_of, utc_now
-    from torchperf_ros.fleet.signature import read_private_key
-    from torchperf_ros.fleet.signature import sign as signed
     from torchperf_ros.fleet.status_page import headline
 
     if path.suffix in _YAML:
@@ -491,7 +496,7 @@ def _next(
     plan_of(following.to_mapping(), "the next plan")
     typer.echo(f"{'wrote' if write else 'would write'} {path}: {headline(following)}")
     if write:
-        _replace(path, signed(following, read_private_key(key)))
+        _replace(path, signature.sign(following, signature.read_private_key(key)))
     else:
         typer.echo("nothing was written; --write does it")
 
@@ -506,10 +511,68 @@ def _replace(path: Path, text: str) -> None:
         part.unlink(missing_ok=True)
 
 
-for _command in (
-    candidate_commands.start,
-    candidate_commands.serve,
-    candidate_commands.back,
-    candidate_commands.end,
-):
-    rollout.command(cls=Command, rich_help_panel="One node")(_command)
+@rollout.command(cls=Command, rich_help_panel="One node")
+def candidate(
+    action: Annotated[str, Argument(help="start, serve, back or end.")],
+    file: Annotated[
+        File, Argument(metavar="[FILE]", help="For start: YAML of the stage's parameters that differ.")
+    ] = None,
+    stage: Annotated[str, Option(help="For example perception.")] = "perception",
+    name: NodeName = "/perf",
+) -> None:
+    """Have a running node take another version of a stage's model, and see how that goes.
+
+    start: it stands beside the version that serves. It gets the same frames, in the
+    time that these leave, and publishes nothing; `torchperf top` compares the two.
+
+    serve: it serves, and the other one stays warm beside it. It comes back by
+    itself as soon as a guard breaks: workers that die, a safe stop, missed
+    deadlines, refused plans, memory that grows. How many outputs differ is shown,
+    and takes it back under a signed plan only.
+
+    back: the stage's own version serves again, at once.
+
+    end: there is only the stage's own version.
+
+    Examples: torchperf rollout candidate start candidate.yaml
+              torchperf rollout candidate serve --stage planning --node /robot1/perf
+
+    Exit status: 0 if that is so, 1 if it cannot be and why, 2 if the input cannot be used.
+    """
+    if action not in _ACTIONS:
+        fail(f"action {action!r} does not exist; allowed: {', '.join(_ACTIONS)}")
+    if (action == "start") is (file is None):
+        fail("start needs the candidate's file" if file is None else f"{action} takes no file")
+    if file is not None and not file.is_file():
+        fail(f"candidate {file} is not there")
+    need("rclpy")
+    from torchperf_ros.node.services import ServiceFailed, set_parameters
+    from torchperf_ros.observe.telemetry.node_state import NodeState
+    from torchperf_ros.observe.top.top import NodeListener
+
+    own, wanted = _ACTIONS[action]
+    values = own if file is None else {**own, "candidate": str(file.resolve())}
+    try:
+        set_parameters(name, {f"{stage}.{key}": value for key, value in values.items()}, _TIMEOUT_S)
+    except ServiceFailed as error:
+        fail(str(error), 1)
+    state, give_up_at, shown = NodeState(name), time.monotonic() + _TIMEOUT_S, ""
+    with NodeListener(state, "torchperf_rollout") as listener:
+        listener.listen(1.5)  # the next report came after the change
+        while time.monotonic() < give_up_at:
+            found = state.stages.get(stage)
+            now = "" if found is None else found.values.get("candidate", "")
+            if now != shown:
+                typer.echo(f"{stage}: {now or 'its own version only'}")
+                shown = now
+            if found is not None and (now.endswith(wanted) if wanted else not now):
+                typer.echo(f"{stage}: version {found.values.get('version', 'base')} serves")
+                return
+            if any(word in now for word in _BAD):
+                fail(f"{stage}: {now}", 1)
+            listener.listen(0.5)
+    fail(
+        f"{stage}: not within {_TIMEOUT_S:g} s; /diagnostics of {name} says:"
+        f" {shown or 'nothing of a candidate'}",
+        1,
+    )

@@ -18,7 +18,6 @@ from torchperf_ros.fleet.shadow import Shadow, promote
 from torchperf_ros.fleet.sources import ParameterSource, PlanSource, Source, Wish, facts_of_vehicle
 from torchperf_ros.fleet.trial import Trial
 from torchperf_ros.settings.config import BASE, NodeConfig, StageConfig, stage_config
-from torchperf_ros.settings.rollout_options import RolloutOptions
 from torchperf_ros.stage.alert_rules import change_alert
 from torchperf_ros.stage.stage import Stage
 from torchperf_ros.workers.process_setup import step_back
@@ -76,9 +75,7 @@ class Rollouts:
         Raises:
             ConfigError: one cannot; the message names the file, or the parameter.
         """
-        self._check(config, self._config)
-
-    def _check(self, config: NodeConfig, before: NodeConfig | None) -> None:
+        before = self._config
         is_followed = any(stage.rollout_plan for stage in config.stages)
         if is_followed and (before is None or before.rollout != config.rollout):
             facts_of_vehicle(config.rollout)
@@ -95,7 +92,8 @@ class Rollouts:
         Raises:
             ConfigError: a candidate cannot be read, or a plan cannot be followed.
         """
-        self._check(config, None)
+        self._config = None
+        self.check(config)
         self._watched, self._config = {}, config
         return replace(config, stages=tuple(self._prepared(stage, config) for stage in config.stages))
 
@@ -107,11 +105,13 @@ class Rollouts:
             )
             return stage
         source = PlanSource(
-            stage, self._options, lambda: self._values(name), lambda: self._card(name), self._node
+            stage,
+            lambda: self._configured.rollout,
+            lambda: self._values(name),
+            lambda: self._card(name),
+            self._node,
         )
         watched = self._watched[name] = WatchedStage(source)
-        if source.vehicle.adopted:
-            self._say(name, source.vehicle.adopted)
         try:
             running = source.running()
             if running is None:
@@ -124,13 +124,13 @@ class Rollouts:
         # The guard has the node's vehicle, which no version changes.
         return replace(running.config, guard=stage.guard)
 
-    def _options(self) -> RolloutOptions:
+    @property
+    def _configured(self) -> NodeConfig:
         assert self._config is not None
-        return self._config.rollout
+        return self._config
 
     def _stage_config(self, name: str) -> StageConfig:
-        assert self._config is not None
-        return next(one for one in self._config.stages if one.name == name)
+        return next(one for one in self._configured.stages if one.name == name)
 
     def reconfigure(self, config: NodeConfig) -> None:
         self._config = config
@@ -140,7 +140,6 @@ class Rollouts:
         return next((one.card for one in found if one is not None), "")
 
     def begin(self, stages: Sequence[Stage], config: NodeConfig) -> None:
-        """Look after the versions of these stages; before they start."""
         self._stages, self._config = stages, config
         watched = [self._watched[stage.config.name] for stage in stages]
         for stage, one in zip(stages, watched, strict=True):
@@ -214,7 +213,12 @@ class Rollouts:
             text = f"version {stage.version} serves from now on; {other} is warm beside it"
             self._say(stage.config.name, text)
         if not trial.over:
-            wish = self._judge(trial, watched.source, wish)
+            bars = trial.ends(watched.source, wish)
+            if trial.over:
+                self._say(stage.config.name, f"version {trial.candidate} {trial.over}")
+                if bars:
+                    watched.source.rolled_back(trial.over)
+                wish = watched.source.wish()
         if trial.target(wish) != stage.version:
             trial.exchange(watched.source, wish)
             return
@@ -237,16 +241,6 @@ class Rollouts:
         elif wish.why or not wish.candidate:
             watched.text = wish.why
 
-    def _judge(self, trial: Trial, source: Source, wish: Wish) -> Wish:
-        """See whether the trial goes on; returns what is to run now."""
-        bars = trial.ends(source, wish)
-        if not trial.over:
-            return wish
-        self._say(trial.stage.config.name, f"version {trial.candidate} {trial.over}")
-        if bars:
-            source.rolled_back(trial.over)
-        return source.wish()
-
     def _start(self, stage: Stage, watched: WatchedStage, wish: Wish, other: str) -> None:
         name = stage.config.name
         if why := "memory is short" if stage.memory.tight else stage.pool.why_no_room():
@@ -255,14 +249,13 @@ class Rollouts:
             self._say(name, watched.text)
             return
         try:
-            assert self._config is not None
             if other == BASE:
                 changes, config = {}, stage_config(name, self._values(name))
             else:
                 version = watched.source.version(other)
                 changes, config = dict(version.changes), version.config
             config = replace(config, guard=stage.config.guard)
-            Shadow(stage, other, config, changes, worker_setup(config, self._config))
+            Shadow(stage, other, config, changes, worker_setup(config, self._configured))
         except ConfigError as error:
             watched.text = str(error)
             self._say(name, str(error))

@@ -21,14 +21,14 @@ import enum
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from torchperf_ros.fleet.plan import Margins
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Values = NDArray[Any]
+Values = NDArray[Any]
 
 # The chance of a false decision in a whole roll-out, however often it is looked at.
 ALPHA: Final = 0.05
@@ -55,8 +55,6 @@ METRICS: Final = (LATENCY, P99, MISSES)
 
 
 class CandidateVerdict(enum.Enum):
-    """The result of comparing a candidate with the base."""
-
     BETTER = "better"
     WORSE = "worse"
     EQUIVALENT = "equivalent"
@@ -132,12 +130,12 @@ class Units:
             to base (`latency`, `p99`), difference of shares (`misses`), share (`disagreement`).
     """
 
-    vehicle: "Values"
-    end_s: "Values"
-    frames: "Values"
-    values: Mapping[str, "Values"]
+    vehicle: Values
+    end_s: Values
+    frames: Values
+    values: Mapping[str, Values]
 
-    def chosen(self, mask: "Values") -> "Units":
+    def chosen(self, mask: Values) -> "Units":
         return Units(
             self.vehicle[mask],
             self.end_s[mask],
@@ -146,8 +144,6 @@ class Units:
         )
 
     def interval(self, metric: str, alpha: float = ALPHA) -> ConfidenceInterval:
-        import numpy as np
-
         known = np.isfinite(self.values[metric])
         least = (
             1.0 / float(self.frames[known].mean()) if known.any() and metric not in {LATENCY, P99} else 0.0
@@ -155,7 +151,7 @@ class Units:
         return interval(self.values[metric][known], self.vehicle[known], alpha, least)
 
 
-def interval(values: "Values", vehicles: "Values", alpha: float, least: float = 0.0) -> ConfidenceInterval:
+def interval(values: Values, vehicles: Values, alpha: float, least: float = 0.0) -> ConfidenceInterval:
     """The confidence sequence of a mean at this moment.
 
     Args:
@@ -165,8 +161,6 @@ def interval(values: "Values", vehicles: "Values", alpha: float, least: float = 
         least: what one rare event adds to a unit's value; the variance is never less than that of three
             such events.
     """
-    import numpy as np
-
     count = len(values)
     per_vehicle = np.bincount(vehicles)
     driven = per_vehicle[per_vehicle > 0]
@@ -194,15 +188,13 @@ def _width(count: float, alpha: float) -> float:
     return math.sqrt((count + flat) * math.log((count + flat) / (flat * alpha**2))) / count
 
 
-def units_of(blocks: Mapping[str, "Values"], now_s: float = math.inf) -> Units:
+def units_of(blocks: Mapping[str, Values], now_s: float = math.inf) -> Units:
     """Stretches out of minutes, the columns of `records.Brought.blocks`, ordered by vehicle and time.
 
     A stretch is over when it has `STRETCH_BLOCKS`, when its vehicle began another one, or when nothing was
     added for `_OVER_S`. Only then it counts, and once: a value that changes after it was looked at would be
     looked at twice.
     """
-    import numpy as np
-
     count = len(blocks["vehicle"])
     if not count:
         empty = np.empty(0)
@@ -213,7 +205,7 @@ def units_of(blocks: Mapping[str, "Values"], now_s: float = math.inf) -> Units:
     new |= (np.arange(count) - first) % STRETCH_BLOCKS == 0
     starts = np.flatnonzero(new)
 
-    def total(name: str) -> "Values":
+    def total(name: str) -> Values:
         return np.add.reduceat(blocks[name].astype(float), starts)
 
     sizes = np.diff(np.append(starts, count))

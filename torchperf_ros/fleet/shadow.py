@@ -13,7 +13,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from torchperf_ros.api.clock import NS_PER_MS
 from torchperf_ros.api.errors import ConfigError, ProtocolError
@@ -51,11 +51,6 @@ def counts(stage: Stage) -> dict[str, int]:
         "refused": counters.checks[GuardVerdict.STOP] + counters.checks[GuardVerdict.UNAVOIDABLE],
         "misses": frames - sum(counters.outcomes[outcome] for outcome in IN_TIME),
     }
-
-
-def shadow_of(stage: Stage) -> "Shadow | None":
-    """The version beside the one that serves; None if there is none."""
-    return cast("Shadow | None", stage.shadow)
 
 
 class Shadow:
@@ -101,8 +96,8 @@ class Shadow:
         self._stage = stage
         tiers = tuple(range(len(config.tiers)))
         alone = replace(setup, loaded=tiers, nice=_NICE, stream_priority=0)
-        pool = WorkerPool(replace(config, backup="none"), alone, self, stage.ports.log, stage.pool.ring)
-        crew = Crew(pool, config, stage.waiter)
+        pool = WorkerPool(replace(config, backup="none"), alone, self, stage.ports.log, stage.ring)
+        crew = Crew(pool, config, stage.thread.waiter)
         self.model = ModelVersion(version, config, dict(changes), setup, pool, crew)
         self._running: tuple[Turn, Turn, Answer] | None = None  # its own, the stage's
         self._disturbed = False  # whether the stage had another frame since then
@@ -181,7 +176,7 @@ class Shadow:
         with stage.lock:
             stage.shadow = None
             for worker in pool.everyone:
-                stage.waiter.drop(worker)
+                stage.thread.waiter.drop(worker)
             # A worker that is ready from now on is not to be waited for.
             self.refused = self.refused or "it was removed"
             if pool.owns_ring:  # it has served: the ring stays with the version that serves
@@ -225,29 +220,32 @@ class Shadow:
             return
         runs = free and self._running is None and not turn.frame.stale
         self._disturbed = not runs
-        mine = self._follow(turn, now_ns, runs=runs)
-        if mine is None:
+        # A frame that ended its runner is a gap in the histories here, too.
+        if turn.suspect or not self._follow(turn, answer, now_ns, runs=runs):
             self.skipped += 1
-        else:
-            self._running = mine, turn, answer
 
-    def _follow(self, turn: Turn, now_ns: int, *, runs: bool) -> Turn | None:
-        """Run a frame once more that the stage has answered; None if no worker here does.
-
-        Those that do not run it observe it; one that ended its runner is a gap in their histories.
-        """
-        if turn.suspect:
-            return None
+    def _follow(self, turn: Turn, answer: Answer, now_ns: int, *, runs: bool) -> bool:
+        """Run a frame once more that the stage has answered; where no worker does, all of them observe it."""
         crew = self.model.crew
-        mine = Turn(turn.frame, 0.0, 0, offset=turn.offset, length=turn.length, number=turn.number)
-        crew.use(turn.frame.scene)
-        if runs and (worker := crew.idle()) is not None:
-            tier = turn.tier if turn.tier >= 0 else crew.ladder.last
-            if crew.hand_over(worker, mine, tier, now_ns):
-                mine.runner, mine.tier = worker, tier
-                return mine
+        ladder = crew.use(turn.frame.scene, turn.stream)
+        mine = Turn(
+            turn.frame,
+            0.0,
+            0,
+            ladder,
+            turn.stream,
+            offset=turn.offset,
+            length=turn.length,
+            number=turn.number,
+        )
+        worker = crew.idle() if runs else None
+        tier = turn.tier if turn.tier >= 0 else crew.ladder.last
+        if worker is not None and crew.hand_over(worker, mine, tier, now_ns):
+            mine.runner, mine.tier = worker, tier
+            self._running = mine, turn, answer
+            return True
         crew.observe(mine, now_ns)
-        return None
+        return False
 
     def takes(self, worker: WorkerProcess, now_ns: int, *, free: bool) -> bool:
         """Take what a worker of its own has sent of a frame; `free`: the stage answers none now."""
@@ -273,7 +271,6 @@ class Shadow:
         self._settle(self._stage.clock())
 
     def _settle(self, now_ns: int) -> None:
-        """Make a pair of the frame that it ran, once it has a result or has failed."""
         if self._running is None:
             return
         mine, turn, answer = self._running
@@ -311,11 +308,8 @@ class Shadow:
         workers = self.pool.workers
         is_whole = len(workers) >= self.model.config.workers
         is_up = all(worker is not None and worker.usable for worker in workers)
-        return is_whole and is_up and self._is_promoted and not self.refused
-
-    @property
-    def _is_promoted(self) -> bool:
-        return bool(self.pool.rolling_update.renewal.outcome) and not _gives_way(self.model)
+        is_promoted = bool(self.pool.rolling_update.renewal.outcome) and not _gives_way(self.model)
+        return is_whole and is_up and is_promoted and not self.refused
 
     def promote(self) -> None:
         """Take the next step towards `ready`, if there is one to take now; on any thread, takes no lock."""
@@ -325,7 +319,6 @@ class Shadow:
     # -- the pool's thread: workers come and go
 
     def worker_ready(self, worker: WorkerProcess) -> None:
-        """A worker can take frames, unless it takes or gives something else than the version that serves."""
         with self._stage.lock:
             served, own = self._stage.pool.description, self.pool.description
             if served is not None and own is not None:
@@ -336,7 +329,6 @@ class Shadow:
             self.model.crew.join(worker)
 
     def worker_died(self, worker: WorkerProcess | None, reason: str, *, lasting: bool) -> None:
-        """A worker is gone, or was never there; the stage does not mind."""
         with self._stage.lock:
             if worker is not None:
                 self._drop(worker)
@@ -377,7 +369,6 @@ def promote(model: ModelVersion) -> bool:
 
 
 def _gives_way(model: ModelVersion) -> bool:
-    """Whether its workers have a lower priority than those of a version that serves."""
     proven = model.pool.rolling_update.renewal.proven.setup
     serving = model.setup
     return (proven.nice, proven.stream_priority) != (serving.nice, serving.stream_priority)

@@ -12,15 +12,16 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import serialization as form
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.fleet.guards import PlanError
 from torchperf_ros.fleet.plan import CLOCK_TOLERANCE_S, RolloutPlan, plan_of
 from torchperf_ros.settings.bounded_file import SMALL_BYTES, read_bounded
-
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 SIGNED: Final = b"torchperf_ros roll-out plan v1\n"
 VERSION: Final = 1
@@ -35,9 +36,6 @@ def make_keys(private: Path) -> Path:
         ConfigError: one of them is there already, for a key that is gone cannot be made again; or cannot be
             written.
     """
-    from cryptography.hazmat.primitives import serialization as form
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
     public = private.with_name(f"{private.name}.pub")
     for path in (private, public):
         if path.exists():
@@ -64,13 +62,10 @@ def _key_text(path: Path, read: Callable[[Path], bytes]) -> bytes:
         raise ConfigError(f"key {path}: cannot be read ({error.strerror or error})") from error
 
 
-def read_private_key(path: Path) -> "Ed25519PrivateKey":
+def read_private_key(path: Path) -> Ed25519PrivateKey:
     """The key that signs; raises `ConfigError` where the file is none."""
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key
-
     try:
-        key = load_pem_private_key(_key_text(path, Path.read_bytes), None)
+        key = form.load_pem_private_key(_key_text(path, Path.read_bytes), None)
     except (ValueError, TypeError) as error:
         raise ConfigError(
             f"key {path}: is no private key that `torchperf rollout keygen` wrote ({error})"
@@ -80,13 +75,10 @@ def read_private_key(path: Path) -> "Ed25519PrivateKey":
     return key
 
 
-def read_public_key(path: Path) -> "Ed25519PublicKey":
+def read_public_key(path: Path) -> Ed25519PublicKey:
     """The key that vehicles trust; raises `ConfigError` where the file is none."""
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-    from cryptography.hazmat.primitives.serialization import load_pem_public_key
-
     try:
-        key = load_pem_public_key(_key_text(path, read_bounded))
+        key = form.load_pem_public_key(_key_text(path, read_bounded))
     except ValueError as error:
         raise ConfigError(
             f"key {path}: is no public key that `torchperf rollout keygen` wrote (.pub)"
@@ -96,7 +88,7 @@ def read_public_key(path: Path) -> "Ed25519PublicKey":
     return key
 
 
-def sign(plan: RolloutPlan, key: "Ed25519PrivateKey") -> str:
+def sign(plan: RolloutPlan, key: Ed25519PrivateKey) -> str:
     """The signed plan as one JSON file, laid out so that changes can be reviewed."""
     values = plan.to_mapping()
     plan_of(values, "plan")  # what vehicles would refuse is not signed
@@ -105,14 +97,12 @@ def sign(plan: RolloutPlan, key: "Ed25519PrivateKey") -> str:
     return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def read_signed(text: bytes, key: "Ed25519PublicKey", where: str) -> RolloutPlan:
+def read_signed(text: bytes, key: Ed25519PublicKey, where: str) -> RolloutPlan:
     """The plan in a signed file, whose signature is checked before anything else in it is looked at.
 
     Raises:
         PlanError: it is cut, malformed, not signed, signed with another key, was changed, or is no plan.
     """
-    from cryptography.exceptions import InvalidSignature
-
     if len(text) > SMALL_BYTES:
         raise PlanError(f"{where}: has {len(text):,} bytes; a signed plan has at most {SMALL_BYTES:,}")
     try:
@@ -167,6 +157,6 @@ def canonical(values: object) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-def fingerprint(key: "Ed25519PublicKey") -> str:
+def fingerprint(key: Ed25519PublicKey) -> str:
     """A short name of a key, to compare by eye."""
     return hashlib.sha256(key.public_bytes_raw()).hexdigest()[:_SHOWN]

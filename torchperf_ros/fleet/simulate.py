@@ -12,8 +12,9 @@ import datetime
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -21,15 +22,10 @@ from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.fleet.guards import CandidateFigures, broken_guard
 from torchperf_ros.fleet.plan import DONE, ROLLED_BACK, RolloutPlan, RolloutStep
 from torchperf_ros.fleet.records import BLOCK_S, SERVING, SHADOW, paired_figures
-from torchperf_ros.fleet.sequence import STRETCH_BLOCKS, Units, units_of
+from torchperf_ros.fleet.sequence import STRETCH_BLOCKS, Units, Values, units_of
 from torchperf_ros.fleet.status import MoveKind, RolloutStanding, StepStanding, judge, next_move, rate_of
 from torchperf_ros.fleet.targeting import bucket_percent, facts_of, is_for
 from torchperf_ros.fleet.vehicle import Role, role_of
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Values = NDArray[Any]
 
 # What can be tried.
 CANDIDATES: Final = {
@@ -43,6 +39,8 @@ CANDIDATES: Final = {
 }
 # The share of the vehicles with each.
 GPUS: Final = {"orin": 0.7, "xavier": 0.2, "rtx4000": 0.1}
+_COLOURS: Final = ("#0072B2", "#D55E00")  # Okabe and Ito's, distinct with every kind of colour vision
+_WIDTH_IN, _HEIGHT_IN = 9.0, 4.2
 # Of a minute, at 30 Hz.
 FRAMES: Final = 1800
 PERIOD_H: Final = STRETCH_BLOCKS / 60.0
@@ -109,7 +107,7 @@ class SimulatedRollout:
 class Minutes:
     """Figures of minutes of both versions, out of which vehicles' minutes are drawn."""
 
-    def __init__(self, windows_ms: "Values", budget_ms: float, candidate: SimulatedCandidate) -> None:
+    def __init__(self, windows_ms: Values, budget_ms: float, candidate: SimulatedCandidate) -> None:
         """Take the minutes of the base, shape (minutes, frames).
 
         Those of the candidate are made of them.
@@ -125,9 +123,7 @@ class Minutes:
         self.candidate = paired_figures(changed, changed, budget_ms)
         self._count = len(windows_ms)
 
-    def draw(
-        self, effects: "Values", is_base: "Values", random: np.random.Generator
-    ) -> dict[str, "Values"]:
+    def draw(self, effects: Values, is_base: Values, random: np.random.Generator) -> dict[str, Values]:
         """Minutes of stretches, flat.
 
         `effects` (stretches, 2) on the logarithm; `is_base`: nothing is wrong there.
@@ -144,7 +140,7 @@ class Minutes:
         return found
 
 
-def built_in_minutes(random: np.random.Generator) -> tuple["Values", float]:
+def built_in_minutes(random: np.random.Generator) -> tuple[Values, float]:
     """Minutes where no run was recorded, and their budget in ms.
 
     The reference detector's median and p99 (as in the closed loop), correlated frames, Pareto spikes.
@@ -165,13 +161,13 @@ def built_in_minutes(random: np.random.Generator) -> tuple["Values", float]:
 
 def recorded_minutes(
     paths: Sequence[Path], stage: str, random: np.random.Generator
-) -> tuple["Values", float]:
+) -> tuple[Values, float]:
     """Minutes out of runs of `torchperf replay`, of successive frames wherever they begin, and their budget in ms.
 
     Raises:
         ConfigError: a run has no such stage, or less than a minute of it.
     """
-    from torchperf_ros.observe.runs.run_file import read_run
+    from torchperf_ros.observe.runs.run_log import read_run
 
     windows, budget_ms = [], math.nan
     for path in paths:
@@ -228,7 +224,6 @@ class Fleet:
     def play(
         self, look_every_h: float, progress: Callable[[int, int], None] = lambda done, of: None
     ) -> SimulatedRollout:
-        """The whole roll-out, until it is stopped or done; its owner looks every so many hours."""
         plan, outcome = self._plan, SimulatedRollout()
         begin = plan.step_since
         steps = [StepStanding()] * len(plan.steps)
@@ -277,7 +272,7 @@ class Fleet:
 
     def _period(
         self, plan: RolloutPlan, now: datetime.datetime, outcome: SimulatedRollout
-    ) -> tuple[Units, "Values", tuple[float, float]] | None:
+    ) -> tuple[Units, Values, tuple[float, float]] | None:
         """Half an hour.
 
         Which vehicles drive, with which role, and their figures; None where no vehicle had the candidate.
@@ -333,8 +328,8 @@ class Fleet:
         return units_of(blocks), chosen, (float(hours[~serving].sum()), float(hours[serving].sum()))
 
     def _guarded(
-        self, plan: RolloutPlan, chosen: "Values", deaths: "Values", leak: "Values", misses: "Values"
-    ) -> "Values":
+        self, plan: RolloutPlan, chosen: Values, deaths: Values, leak: Values, misses: Values
+    ) -> Values:
         """How many minutes of the half hour each vehicle keeps the candidate, by its own guards."""
         limits, lasted = plan.limits, np.full(len(chosen), STRETCH_BLOCKS)
         of_all = zip(
@@ -375,7 +370,7 @@ def simulate(
     plan: RolloutPlan,
     vehicles: int,
     candidate: SimulatedCandidate,
-    windows: tuple["Values", float],
+    windows: tuple[Values, float],
     seed: int = 1,
     look_every_h: float = LOOK_EVERY_H,
     progress: Callable[[int, int], None] = lambda done, of: None,
@@ -410,3 +405,51 @@ def outcome_rows(outcomes: Mapping[str, SimulatedRollout]) -> Iterator[tuple[str
     }
     for name, text in rows.items():
         yield (name, *(text(one) for one in outcomes.values()))
+
+
+def draw_outcomes(outcomes: Mapping[str, SimulatedRollout], title: str, path: Path) -> None:
+    """Draw how much of the fleet had the candidate over time, in each way, as SVG or PNG by the file's name."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    mpl.rcParams["svg.hashsalt"] = "torchperf"  # the same outcome, the same file
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(_WIDTH_IN, _HEIGHT_IN), layout="constrained")
+    for colour, (name, one) in zip(_COLOURS, outcomes.items(), strict=False):
+        hours, reached, steps = zip(*one.line, strict=True)
+        axes.plot(
+            hours,
+            reached,
+            color=colour,
+            linewidth=2,
+            label=f"{name}: {one.exposure_h:,.0f} h driven with it",
+        )
+        for before, after in pairwise(range(len(steps))):
+            if steps[before] != steps[after]:
+                axes.axvline(hours[before], color=colour, linewidth=0.8, linestyle=":")
+                axes.annotate(
+                    f"step {steps[after]}", (hours[before], 0.12), (3, 0), textcoords="offset points"
+                )
+        if one.stopped:
+            axes.plot(hours[-1], reached[-1], marker="X", markersize=12, color=colour)
+            text = f"stopped at step {one.step}, {one.reached:.1f} % had it"
+            axes.annotate(
+                text, (hours[-1], reached[-1]), (10, -16), textcoords="offset points", color=colour
+            )
+    longest = max(one.hours for one in outcomes.values())
+    axes.set(
+        xlabel="hours since the roll-out began",
+        ylabel="% of the vehicles that had the candidate",
+        title=title,
+        yscale="log",
+        xlim=(0, longest * 1.3),
+        ylim=(0.1, 130),
+    )
+    axes.set_yticks([0.1, 1, 5, 20, 50, 100], ["0.1", "1", "5", "20", "50", "100"])
+    axes.minorticks_off()
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside lower center", ncols=len(outcomes), frameon=False)
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    plt.close(figure)

@@ -1,6 +1,7 @@
 """Decides which version of a stage serves: its parameters, or a signed plan."""
 
 import abc
+import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -21,7 +22,6 @@ from torchperf_ros.settings.rollout_options import RolloutOptions
 from torchperf_ros.settings.user_folder import node_folder, user_folder
 
 if TYPE_CHECKING:
-    from torchperf_ros.fleet.vehicle import Decision
     from torchperf_ros.fleet.vehicle_state import Version
 
 # Gives a stage's own parameters as they are now, by name without the stage's.
@@ -83,38 +83,33 @@ class ParameterSource(Source):
     """`STAGE.candidate` and `STAGE.candidate_serves`."""
 
     def __init__(self, stage: str, config: Callable[[], StageConfig], values: Values) -> None:
-        """Read the parameters of this stage; `config` gives them checked."""
         self._stage, self._config, self._values = stage, config, values
-        self._read: tuple[str, Candidate | None] = "", None
-        self._out: tuple[str, str] = "", ""  # file of a candidate that is out, and why
+        self._file = self._out = ""  # what the parameter names, and why that is out
+        self._candidate: Candidate | None = None
 
     def wish(self) -> Wish:
         """The candidate beside or in service, unless it was rolled back since its file was named."""
         config = self._config()
-        path = config.candidate
-        if self._out[0] != path:
-            self._out = "", ""
-        if not path or self._out[1]:
-            return Wish(why=self._out[1])
-        if self._read[0] != path:
+        if config.candidate != self._file:
+            self._file, self._candidate, self._out = config.candidate, None, ""
             try:
-                self._read = path, read_candidate(Path(path).expanduser(), self._stage, self._values())
+                if self._file:
+                    path = Path(self._file).expanduser()
+                    self._candidate = read_candidate(path, self._stage, self._values())
             except ConfigError as error:
-                self.rolled_back(str(error))
-                return Wish(why=str(error))
-        assert self._read[1] is not None
-        name = self._read[1].version
+                self._out = str(error)
+        if self._candidate is None or self._out:
+            return Wish(why=self._out)
+        name = self._candidate.version
         serve, beside = (name, BASE) if config.candidate_serves else (BASE, name)
         return Wish(serve, beside, name, limits=_BY_HAND)
 
     def version(self, name: str) -> Candidate:
-        assert self._read[1] is not None
-        return self._read[1]
+        assert self._candidate is not None
+        return self._candidate
 
     def rolled_back(self, reason: str) -> None:
-        """It is out until another file is named."""
-        name = f"{self._read[1].version}: " if self._read[1] is not None else ""
-        self._out, self._read = (self._config().candidate, f"{name}{reason}"), ("", None)
+        self._out = reason if self._candidate is None else f"{self._candidate.version}: {reason}"
 
 
 class PlanSource(Source):
@@ -160,22 +155,21 @@ class PlanSource(Source):
                 Path(now.key).expanduser(),
                 Path(stage.rollout_plan).expanduser(),
                 stage.name,
-                earlier=folder / stage.name,
             )
         except RolloutStateError as error:
             raise ConfigError(f"parameter rollout.folder: {error}") from error
         except TorchperfError as error:
             raise ConfigError(f"parameter rollout.key: {error}") from error
         self._folder = Path(stage.rollout_plan).expanduser().parent
-        self._looked_s = 0.0
-        self._decision: Decision | None = None
+        self._looked_s = -math.inf
 
     def wish(self) -> Wish:
         """What the plan says, looked at every 2 s."""
-        if self._decision is None or time.monotonic() - self._looked_s > _LOOK_S:
+        if time.monotonic() - self._looked_s > _LOOK_S:
             self.vehicle.learn(self._facts())
-            self._looked_s, self._decision = time.monotonic(), self.vehicle.look()
-        found = self._decision
+            self.vehicle.look()
+            self._looked_s = time.monotonic()
+        found = self.vehicle.decision
         beside = "" if found.beside is None else found.beside.name
         candidate = "" if found.plan is None else found.plan.version
         why = "; ".join(filter(None, [found.why, found.problem]))
@@ -187,9 +181,8 @@ class PlanSource(Source):
 
     def version(self, name: str) -> Candidate:
         """A version as the plan has it, whose workers are about to start."""
-        assert self._decision is not None
         self.vehicle.runs(name)
-        versions = (self._decision.serve, self._decision.beside)
+        versions = (self.vehicle.decision.serve, self.vehicle.decision.beside)
         return self._candidate(next(one for one in versions if one is not None and one.name == name))
 
     def running(self) -> Candidate | None:
@@ -214,15 +207,14 @@ class PlanSource(Source):
         self.vehicle.begins_trial()
 
     def rolled_back(self, reason: str) -> None:
-        self._decision = self.vehicle.rolled_back(reason)
+        self.vehicle.rolled_back(reason)
 
     def minute(
         self, block: PairBlock, figures: CandidateFigures, memory_mib: float, *, serves: bool
     ) -> str:
-        """Keep the minute; a candidate that has served its probation is good."""
         from torchperf_ros.fleet.records import SERVING, SHADOW, Block, paired_figures
 
-        plan = None if self._decision is None else self._decision.plan
+        plan = self.vehicle.decision.plan
         if plan is None:
             return ""
         paired = paired_figures(block.base_ms, block.candidate_ms, float("inf")) if block.both else {}
@@ -231,7 +223,7 @@ class PlanSource(Source):
             "base_misses": block.base_late,
             "candidate_misses": block.candidate_late,
         }
-        broken = self.vehicle.minute(
+        return self.vehicle.minute(
             Block(
                 time.time(),
                 self._drive,
@@ -250,14 +242,10 @@ class PlanSource(Source):
                 memory_mib_per_h=figures.memory_mib_per_h,
             )
         )
-        if serves and not broken and not self.vehicle.probation_left_s:
-            self.vehicle.confirmed()
-        return broken
 
     def stops(self) -> None:
         """The trial goes on after the next start."""
         self.vehicle.stops()
-        self.vehicle.close()
 
 
 def _drive_id() -> str:

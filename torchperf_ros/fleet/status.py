@@ -8,7 +8,10 @@ import enum
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from torchperf_ros.fleet.plan import DONE, ROLLED_BACK, RolloutPlan
 from torchperf_ros.fleet.records import SERVING, Brought
@@ -24,9 +27,6 @@ from torchperf_ros.fleet.sequence import (
     units_of,
 )
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
 # Of the vehicles that had the candidate.
 #
 # One alone may be broken itself, more than this and at least two are not.
@@ -39,8 +39,6 @@ _PERCENT: Final = 100.0
 
 
 class MoveKind(enum.Enum):
-    """What a roll-out needs."""
-
     ADVANCE = "advance"
     HOLD = "hold"
     BACK = "rollback"
@@ -111,7 +109,6 @@ class MetricVerdict:
 
     @property
     def margin_text(self) -> str:
-        """The margin as `text` has differences."""
         return f"{self._percent(self.margin):.3g} {self._unit}"
 
     @property
@@ -187,8 +184,6 @@ class RolloutStanding:
 
 
 def standing_of(plan: RolloutPlan, brought: Brought, now: datetime.datetime) -> RolloutStanding:
-    import numpy as np
-
     own = brought.blocks["version"] == plan.version
     blocks = {name: column[own] for name, column in brought.blocks.items()}
     steps = []
@@ -247,8 +242,6 @@ def judge(plan: RolloutPlan, units: Units, gpus: Sequence[str]) -> tuple[MetricV
     A candidate that is worse on one kind only is no better for the vehicles with that kind. All verdicts share one
     chance of a false decision.
     """
-    import numpy as np
-
     kinds = sorted({gpu for gpu in gpus if gpu})
     groups: dict[str, NDArray[Any]] = {"": np.ones(len(units.vehicle), bool)}
     if len(kinds) > 1:

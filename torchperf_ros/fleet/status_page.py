@@ -1,9 +1,7 @@
 """A roll-out shown to people: the table in a terminal, the page, and the picture of a simulated one."""
 
 import math
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from torchperf_ros import __version__
@@ -15,8 +13,6 @@ from torchperf_ros.fleet.status import Move, RolloutStanding
 if TYPE_CHECKING:
     import plotly.graph_objects as go
     from rich.table import Table
-
-    from torchperf_ros.fleet.simulate import SimulatedRollout
 
 _HEADS: Final = (
     "step",
@@ -37,12 +33,10 @@ _STYLE: Final = {
 }
 _FINDING_HEADS: Final = ("metric", "vehicles", "difference, candidate less base", "units", "verdict")
 _MOST_REASONS: Final = 50
-_COLOURS: Final = ("#0072B2", "#D55E00")  # Okabe and Ito's, distinct with every kind of colour vision
-_WIDTH_IN, _HEIGHT_IN = 9.0, 4.2
+_MARGIN_COLOUR: Final = "#D55E00"
 
 
 def step_rows(plan: RolloutPlan, standing: RolloutStanding) -> list[list[str]]:
-    """A line for each step; the one that is on has a mark."""
     return [
         [
             f"{'> ' if number == plan.step else ''}{number}",
@@ -84,8 +78,7 @@ def headline(plan: RolloutPlan) -> str:
 
 
 def status_page(plan: RolloutPlan, standing: RolloutStanding, move: Move, left_out: Sequence[str]) -> str:
-    """The page as HTML, one file that needs no network."""
-    from torchperf_ros.observe.runs.report.page import Cell, Page, table
+    from torchperf_ros.observe.runs.page import Cell, Page, table
 
     page = Page()
     look = {"advance": "good", "hold": "fair", "rollback": "bad"}[move.kind.value]
@@ -139,55 +132,7 @@ def _forest(standing: RolloutStanding) -> "go.Figure | str":
         hovertemplate="%{y}: %{text}",
     )
     for edge in (-1, 1):
-        figure.add_vline(x=edge, line={"color": _COLOURS[1], "dash": "dot", "width": 1})
+        figure.add_vline(x=edge, line={"color": _MARGIN_COLOUR, "dash": "dot", "width": 1})
     figure.update_xaxes(title_text="in margins; dotted: where it begins to matter")
     figure.update_layout(height=120 + 34 * len(shown))
     return figure
-
-
-def draw_outcomes(outcomes: "Mapping[str, SimulatedRollout]", title: str, path: Path) -> None:
-    """Draw how much of the fleet had the candidate over time, in each way, as SVG or PNG by the file's name."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    mpl.rcParams["svg.hashsalt"] = "torchperf"  # the same outcome, the same file
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(_WIDTH_IN, _HEIGHT_IN), layout="constrained")
-    for colour, (name, one) in zip(_COLOURS, outcomes.items(), strict=False):
-        hours, reached, steps = zip(*one.line, strict=True)
-        axes.plot(
-            hours,
-            reached,
-            color=colour,
-            linewidth=2,
-            label=f"{name}: {one.exposure_h:,.0f} h driven with it",
-        )
-        for before, after in pairwise(range(len(steps))):
-            if steps[before] != steps[after]:
-                axes.axvline(hours[before], color=colour, linewidth=0.8, linestyle=":")
-                axes.annotate(
-                    f"step {steps[after]}", (hours[before], 0.12), (3, 0), textcoords="offset points"
-                )
-        if one.stopped:
-            axes.plot(hours[-1], reached[-1], marker="X", markersize=12, color=colour)
-            text = f"stopped at step {one.step}, {one.reached:.1f} % had it"
-            axes.annotate(
-                text, (hours[-1], reached[-1]), (10, -16), textcoords="offset points", color=colour
-            )
-    longest = max(one.hours for one in outcomes.values())
-    axes.set(
-        xlabel="hours since the roll-out began",
-        ylabel="% of the vehicles that had the candidate",
-        title=title,
-        yscale="log",
-        xlim=(0, longest * 1.3),
-        ylim=(0.1, 130),
-    )
-    axes.set_yticks([0.1, 1, 5, 20, 50, 100], ["0.1", "1", "5", "20", "50", "100"])
-    axes.minorticks_off()
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside lower center", ncols=len(outcomes), frameon=False)
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
-    plt.close(figure)

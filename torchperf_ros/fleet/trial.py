@@ -1,11 +1,9 @@
 """One candidate of one stage beside the other version: its figures, when it may serve, and how its trial ends."""
 
-import enum
 import math
 import time
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import Final, cast
 
 import psutil
 
@@ -14,7 +12,7 @@ from torchperf_ros.api.errors import TorchperfError
 from torchperf_ros.api.outcome import Health
 from torchperf_ros.fleet.comparer import OutputComparer
 from torchperf_ros.fleet.guards import CandidateFigures, Guards, broken_guard, why_not_to_serve
-from torchperf_ros.fleet.shadow import Shadow, counts, shadow_of
+from torchperf_ros.fleet.shadow import Shadow, counts
 from torchperf_ros.fleet.sources import Source, Wish
 from torchperf_ros.observe.watch.memory_watch import MemoryTrend
 from torchperf_ros.stage.stage import Stage
@@ -24,43 +22,6 @@ _MINUTE_S: Final = 60.0
 _SECOND_S: Final = 1.0
 _MIB: Final = 1 << 20
 _COUNTED: Final = ("frames", "deaths", "refused", "misses")
-
-
-class TrialState(enum.Enum):
-    """Where the candidate is."""
-
-    BESIDE = "beside"
-    SERVES = "serves"
-
-
-class TrialEvent(enum.Enum):
-    """What ends a trial."""
-
-    REFUSED = "refused"
-    GUARD_BROKEN = "guard broken"
-    NOT_WANTED = "not wanted"
-
-
-class Ending(NamedTuple):
-    """How a trial ends.
-
-    Attributes:
-        words: before the reason, for people.
-        bars: whether the source keeps the candidate out, and what serves leaves without delay.
-    """
-
-    words: str
-    bars: bool
-
-
-# Without an entry the trial goes on: a base that is refused beside a candidate ends nothing.
-ENDINGS: Final[Mapping[tuple[TrialState, TrialEvent], Ending]] = {
-    (TrialState.BESIDE, TrialEvent.REFUSED): Ending("refused", bars=True),
-    (TrialState.BESIDE, TrialEvent.GUARD_BROKEN): Ending("given up as a shadow", bars=True),
-    (TrialState.BESIDE, TrialEvent.NOT_WANTED): Ending("over", bars=False),
-    (TrialState.SERVES, TrialEvent.GUARD_BROKEN): Ending("rolled back", bars=True),
-    (TrialState.SERVES, TrialEvent.NOT_WANTED): Ending("over", bars=False),
-}
 
 
 class Trial:
@@ -74,7 +35,6 @@ class Trial:
     """
 
     def __init__(self, stage: Stage, candidate: str) -> None:
-        """Compare the two versions of `stage`, one of which is the candidate."""
         self.stage, self.candidate = stage, candidate
         if self.shadow is not None:
             self.shadow.figures.version = candidate
@@ -90,7 +50,7 @@ class Trial:
 
     @property
     def shadow(self) -> Shadow | None:
-        return shadow_of(self.stage)
+        return cast("Shadow | None", self.stage.shadow)
 
     @property
     def serves(self) -> bool:
@@ -149,20 +109,20 @@ class Trial:
         Returns:
             Whether it ended now, and the source has to keep the candidate out.
         """
-        shadow, state = self.shadow, TrialState.SERVES if self.serves else TrialState.BESIDE
+        refused = "" if self.serves or self.shadow is None else self.shadow.refused
         broken = broken_guard(wish.limits, self.figures()) or self.minute(source)
-        reasons = {
-            TrialEvent.REFUSED: "" if shadow is None else shadow.refused,
-            TrialEvent.GUARD_BROKEN: broken,
-            TrialEvent.NOT_WANTED: self._not_wanted(wish),
-        }
-        for event, reason in reasons.items():
-            ending = ENDINGS.get((state, event))
-            if reason and ending is not None:
-                self.over = f"{ending.words}: {reason}"
-                self.leave_by_s = time.monotonic() + (0.0 if ending.bars else _MINUTE_S)
-                return ending.bars
-        return False
+        not_wanted = self._not_wanted(wish)
+        if refused:
+            # A base that is refused beside a candidate that serves ends nothing.
+            self.over = f"refused: {refused}"
+        elif broken:
+            self.over = f"{'rolled back' if self.serves else 'given up as a shadow'}: {broken}"
+        elif not_wanted:
+            self.over = f"over: {not_wanted}"
+        bars = bool(refused or broken)
+        if self.over:
+            self.leave_by_s = time.monotonic() + (0.0 if bars else _MINUTE_S)
+        return bars
 
     def _not_wanted(self, wish: Wish) -> str:
         # A wish with nothing beside says that the roll-out is done.
@@ -199,7 +159,6 @@ class Trial:
             self._weigh(pool, now_s)
 
     def _weigh(self, pool: WorkerPool, now_s: float) -> None:
-        """Follow the memory of the candidate's first worker."""
         worker = pool.workers[0]
         if worker is None or worker.ready_at_ns is None:
             return

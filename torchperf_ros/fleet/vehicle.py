@@ -7,7 +7,6 @@ its probation, and what runs after a start is the last good one. A loss of power
 the two states.
 """
 
-import contextlib
 import datetime
 import enum
 import os
@@ -31,7 +30,6 @@ from torchperf_ros.fleet.targeting import (
     unit_of,
 )
 from torchperf_ros.fleet.vehicle_state import (
-    STATE_FILE,
     FolderLock,
     RolloutStateError,
     VehicleState,
@@ -51,8 +49,6 @@ _MIN_S: Final = 60.0
 
 
 class Role(enum.Enum):
-    """What the candidate does on this vehicle."""
-
     NONE = "none"
     SHADOW = "shadow"
     SERVING = "serving"
@@ -215,22 +211,19 @@ class VehicleRollout:
         plan_path: Path,
         stage: str,
         clock: Callable[[], datetime.datetime] = utc_now,
-        earlier: Path | None = None,
         exposure: Callable[[Path], str] = exposed_at,
     ) -> None:
-        """Come up with what the folder remembers.
+        """Come up with what the folder remembers; `decision` has what was decided last.
 
         Args:
             folder: of this stage of this node alone: `state.json` and the records lie in it. It is made
-                where it is missing, and locked until `close`.
+                where it is missing, and locked until `stops`.
             facts: of the vehicle, see `targeting.FACTS`; `vehicle`, its id, is needed.
             public_key: of the plans' owner.
             plan_path: the signed plan; it may come, change and go at any time. Its files are found from its
                 folder.
             stage: the node's stage; a plan for another one is refused.
             clock: UTC.
-            earlier: the folder that earlier releases had for the stages of this name of all nodes together.
-                Where `folder` remembers nothing yet, it begins with what is there; `adopted` has the message.
             exposure: names others that can change a file, see `exposed_at`.
 
         Raises:
@@ -248,63 +241,23 @@ class VehicleRollout:
         self._exposure = exposure
         self._lock: FolderLock | None = None
         self._unsaved = self._refused = ""
-        self._take_folder()
-        self.adopted = ""
-        begins = earlier is not None and not (folder / STATE_FILE).exists()
+        try:
+            self._lock = lock_folder(folder, plan_path)
+        except OSError as error:
+            self._unsaved = self._cannot(error)
         self._state, self._damage = load_state(folder)
-        if earlier is not None and begins:
-            self._adopt(earlier)
         self._files = SignedFiles(plan_path.parent, exposure)
         self._recent: deque[CandidateFigures] = deque(maxlen=round(WINDOW_S / BLOCK_S))
-        self._decision = Decision(Role.NONE, self.running, None, "no plan was looked at yet")
+        self.decision = Decision(Role.NONE, self.running, None, "no plan was looked at yet")
         self.records = RecordWriter(folder, self.facts, clock=lambda: clock().timestamp())
-        if (
-            self._state.trial and not self._state.counted
-        ):  # the power went while it ran, or the process was killed
+        if self._state.trial and not self._state.counted:
+            # The power went while it ran, or the process was killed.
             self._state.cut_off += 1
             self._state.counted = True
             if self._state.cut_off >= MOST_CUT_OFF:
                 self._bar(self._state.trial, f"its trial was cut off {self._state.cut_off} times")
             else:
                 self._save()
-
-    def close(self) -> None:
-        """Let another one have the folder; nothing else may be called any more."""
-        self._lock = None
-
-    def _take_folder(self) -> bool:
-        """Lock the folder, unless the disk does not let it be made.
-
-        Then nothing can be remembered either.
-        """
-        try:
-            self._lock = self._lock or lock_folder(self._folder, self._plan_path)
-        except OSError as error:
-            self._unsaved = f"state {self._folder}: cannot be written: {error.strerror or error}"
-        return self._lock is not None
-
-    def _adopt(self, earlier: Path) -> None:
-        """Begin with what an earlier release remembers.
-
-        Of another node's roll-out, with its roll-backs only.
-        """
-        state, _ = load_state(earlier)
-        if state == VehicleState():
-            return
-        self._state, own = state, None
-        last = self._last_accepted()
-        with contextlib.suppress(OSError, PlanError):  # `look` reports it
-            own = read_signed(read_bounded(self._plan_path), self._key, "")
-        self.adopted = (
-            f"begins with what {earlier / STATE_FILE} remembers; from now on each node has its own"
-        )
-        if own is not None and last is not None and (own.name, own.stage) != (last.name, last.stage):
-            self._state = VehicleState(barred=state.barred, lost=state.lost)
-            self.adopted = (
-                f"begins anew, as {earlier / STATE_FILE} is of roll-out {last.name} and {self._plan_path}"
-                f" of {own.name}"
-            )
-        self._save()
 
     def learn(self, facts: Mapping[str, object]) -> None:
         """Take other facts: the card is known once a worker is up, and a vehicle comes into another region.
@@ -330,13 +283,6 @@ class VehicleRollout:
     def state(self) -> VehicleState:
         return self._state
 
-    @property
-    def probation_left_s(self) -> float:
-        """How long the candidate has to serve until `confirmed` may be called; 0: now."""
-        plan = self._decision.plan
-        served = self._state.serving_s.get(self._state.trial, 0.0)
-        return max(plan.probation_min * _MIN_S - served, 0.0) if plan and self._state.trial else 0.0
-
     def look(self) -> Decision:
         """Read the plan and say what has to run; call it at the start, and every few seconds.
 
@@ -359,10 +305,9 @@ class VehicleRollout:
         if self._state.trial and (
             place.role is not Role.SERVING or plan is None or plan.version != self._state.trial
         ):
-            self._state.trial, self._state.cut_off = "", 0
-            self._save()
-        self._decision = self._decide(place, plan, problem)
-        return self._decision
+            self._ends_trial()
+        self.decision = self._decide(place, plan, problem)
+        return self.decision
 
     def begins_trial(self) -> None:
         """To be called before the candidate is let serve, whenever `look` says SERVING.
@@ -373,7 +318,9 @@ class VehicleRollout:
             RolloutStateError: `look` did not say so, or it cannot be written down; then the candidate must
                 not serve.
         """
-        plan = self._serving_plan("begins_trial")
+        plan = self.decision.plan
+        if plan is None or self.decision.role is not Role.SERVING:
+            raise RolloutStateError(f"no candidate is to serve here: {self.decision.why}")
         self.runs(plan.version)
         if self._confirmed(plan) or self._state.trial == plan.version:
             return
@@ -394,32 +341,6 @@ class VehicleRollout:
             self._state.counted = False
             self._save()
 
-    def confirmed(self) -> None:
-        """To be called when the candidate has served its probation.
-
-        It is the last good version from now on.
-
-        Raises:
-            RolloutStateError: it is not on trial, has not served long enough, or it cannot be written down;
-                the vehicle then comes up with the version before it after a loss of power.
-        """
-        plan = self._serving_plan("confirmed")
-        if self._confirmed(plan):
-            return
-        if self._state.trial != plan.version or self.probation_left_s:
-            raise RolloutStateError(
-                f"version {plan.version} is not good yet: {self.probation_left_s:.0f} s of its "
-                f"probation of {plan.probation_min:g} min are left"
-            )
-        self._state.good.append(_candidate(plan))
-        self._state.trial, self._state.cut_off = "", 0
-        self.records.event("confirmed", plan.version, plan.serial)
-        if not self._save():
-            raise RolloutStateError(
-                f"version {plan.version} is good, and after a loss of power the one before it comes up:"
-                f" {self._unsaved}"
-            )
-
     def rolled_back(self, reason: str) -> Decision:
         """To be called after the candidate was taken out of service, or its shadow ended: it stays out.
 
@@ -430,26 +351,29 @@ class VehicleRollout:
             What runs now: the last good version that is not this one. It holds even where it cannot be written down,
             which `look` then tries again.
         """
-        plan = self._decision.plan
+        plan = self.decision.plan
         if plan is not None:
             self._bar(plan.version, reason)
             self.records.event("rolled_back", plan.version, plan.serial, reason)
-        self._decision = self._decide(
+        self.decision = self._decide(
             Placement(Role.NONE, f"rolled back here: {reason}"), plan, self._unsaved
         )
-        return self._decision
+        return self.decision
 
     def stops(self) -> None:
         """To be called when the node is stopped in order: the trial goes on later, and was not cut off.
 
-        What was cut off before still counts where the version has not run since.
+        What was cut off before still counts where the version has not run since. Another one may have the
+        folder from then on; nothing else may be called any more.
         """
         if self._state.trial and not self._state.counted:
-            self._state.trial, self._state.cut_off = "", 0
-            self._save()
+            self._ends_trial()
+        self._lock = None
 
     def minute(self, block: Block) -> str:
         """Keep a minute of both versions, count its exposure, and look at the guards.
+
+        A candidate that has served its probation is the last good version from then on.
 
         The guards can be asked at any moment (`broken_guard` with `Decision.limits`): a roll-back need not
         wait.
@@ -458,14 +382,22 @@ class VehicleRollout:
             The guard that is broken within the last hour, "" for none.
         """
         served = self._state.serving_s if block.role == SERVING else self._state.shadow_s
-        if (
-            block.frames or block.role == SERVING
-        ):  # a minute beside it without a frame of both shows nothing
+        # A minute beside it without a frame of both shows nothing.
+        if block.frames or block.role == SERVING:
             served[block.version] = served.get(block.version, 0.0) + BLOCK_S
             self._save()
         self.records.minute(block)
         self._recent.append(block.figures)
-        return broken_guard(self._decision.limits, sum(self._recent, CandidateFigures()))
+        broken = broken_guard(self.decision.limits, sum(self._recent, CandidateFigures()))
+        plan, trial = self.decision.plan, self._state.trial
+        if plan is None or plan.version != trial or broken or block.role != SERVING:
+            return broken
+        if served.get(trial, 0.0) >= plan.probation_min * _MIN_S:
+            # Good as soon as it has served its probation; a full disk is tried again, see `look`.
+            self._state.good.append(_candidate(plan))
+            self.records.event("confirmed", trial, plan.serial)
+            self._ends_trial()
+        return broken
 
     def _current_plan(self) -> tuple[RolloutPlan | None, str]:
         problem = ""
@@ -569,11 +501,9 @@ class VehicleRollout:
             serve, beside = beside, self._last_good(plan.version)
         return Decision(place.role, serve, beside, why, plan, limits, problem)
 
-    def _serving_plan(self, method: str) -> RolloutPlan:
-        plan = self._decision.plan
-        if plan is None or self._decision.role is not Role.SERVING:
-            raise RolloutStateError(f"{method}: no candidate is to serve here: {self._decision.why}")
-        return plan
+    def _ends_trial(self) -> None:
+        self._state.trial, self._state.cut_off = "", 0
+        self._save()
 
     def _confirmed(self, plan: RolloutPlan | None) -> bool:
         return plan is not None and self._state.last_good.name == plan.version
@@ -588,19 +518,19 @@ class VehicleRollout:
         self._save()
 
     def _save(self) -> bool:
+        """Whether all is on the disk; without its folder's lock nothing can be remembered either."""
         try:
-            if not self._take_folder():
-                return False
+            self._lock = self._lock or lock_folder(self._folder, self._plan_path)
+            save_state(self._folder, self._state)
+            self._unsaved = ""
         except RolloutStateError as error:
             self._unsaved = str(error)
-            return False
-        try:
-            save_state(self._folder, self._state)
         except OSError as error:
-            self._unsaved = f"state {self._folder}: cannot be written: {error.strerror or error}"
-            return False
-        self._unsaved = ""
-        return True
+            self._unsaved = self._cannot(error)
+        return not self._unsaved
+
+    def _cannot(self, error: OSError) -> str:
+        return f"state {self._folder}: cannot be written: {error.strerror or error}"
 
 
 def _candidate(plan: RolloutPlan) -> Version:

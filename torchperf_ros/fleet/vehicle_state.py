@@ -74,7 +74,6 @@ class VehicleState:
 
     @property
     def last_good(self) -> Version:
-        """The one version that runs after a start."""
         return self.good[-1] if self.good else Version()
 
 

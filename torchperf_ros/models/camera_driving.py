@@ -242,7 +242,6 @@ class CameraDrivingAdapter(CameraAdapter):
     def _place(
         self, one: Detection, frame: ImageFrame, pose: tuple[float, float, float]
     ) -> Sighting | None:
-        """Where a box stands on the road, in odometry's frame."""
         if (found := self._camera.place(one, frame)) is None:
             return None
         (ahead, left, width), name = found, CLASSES[one.class_index]

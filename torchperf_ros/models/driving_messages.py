@@ -50,7 +50,6 @@ class SeenObject(NamedTuple):
 
 @functools.cache
 def _parts() -> tuple[Any, ...]:
-    """Classes, and the fields that no marker here varies."""
     names = ("Pose", "Point", "Quaternion", "Vector3")
     classes = tuple(message_class(f"geometry_msgs/msg/{name}") for name in names)
     colour, marker = message_class("std_msgs/msg/ColorRGBA"), message_class("visualization_msgs/msg/Marker")

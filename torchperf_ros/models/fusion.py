@@ -40,7 +40,6 @@ class FusionNet(nn.Module):
     """Both networks side by side in one program; what is missing is an image of zeros, or no points."""
 
     def __init__(self, camera: nn.Module, lidar: nn.Module) -> None:
-        """Take the two."""
         super().__init__()
         self.camera, self.lidar = camera, lidar
 
@@ -182,7 +181,6 @@ def fused(
 
 
 def _may_be(cube: Cube, bearing: float, away: float, width: float) -> bool:
-    """Whether a lidar's object may be what a camera sees in that direction, so far away and so wide."""
     x, y, _ = cube.centre
     far = math.hypot(x, y)
     spread = _BEARING + 0.5 * max(cube.size[1], width) / max(far, 1.0)

@@ -183,7 +183,6 @@ class LidarAdapter(Adapter):
 
 
 def _example_points() -> Points:
-    """[25632, 4]: rings of ground to 100 m, and above the horizon the same azimuths of a wall at 30 m."""
     slopes = np.tan(np.radians(np.linspace(-16.0, 6.0, 32)))
     angles = np.radians(np.linspace(-100.0, 100.0, 801))
     away = np.where(slopes < 0.0, np.minimum(-1.9 / np.minimum(slopes, -1e-3), 100.0), 30.0)

@@ -271,7 +271,6 @@ class PlannerNet(nn.Module):
     """
 
     def __init__(self, width: int) -> None:
-        """Make the layers, of `width` channels."""
         super().__init__()
         self.seen = nn.Linear(OBJECT_FIELDS, width)
         self.objects = nn.ModuleList(nn.Linear(width, width) for _ in range(3))

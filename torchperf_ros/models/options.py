@@ -15,6 +15,7 @@ class OptionReader:
 
     def __init__(self, owner: str, options: Mapping[str, Any]) -> None:
         self._owner, self._options = owner, dict(options)
+        self._options.pop("stream", None)  # the worker says which one the adapter is of
         self._asked: list[str] = []
 
     def flag(self, name: str, *, default: bool) -> bool:

@@ -5,7 +5,7 @@ Lanes, cars and pedestrians as a camera sees them; and a drive along it, with od
 
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -115,14 +115,15 @@ class RoadScene:
 
     def _draw(self, image: Pixels, one: SceneObject) -> None:
         paint = np.array(one.rgb)
-        for sides_m, rgb in _parts(one.kind, paint):
+        for sides_m, colour in _PARTS[one.kind]:
             left, top, right, bottom = self.box_px(one, sides_m)
-            image[max(top, 0) : max(bottom, 0), max(left, 0) : max(right, 0)] = rgb
+            image[max(top, 0) : max(bottom, 0), max(left, 0) : max(right, 0)] = (
+                paint * colour if isinstance(colour, float) else colour
+            )
 
 
 @functools.lru_cache(maxsize=2)  # training has scenes of two sizes, and one of each for each of its seeds
 def _backgrounds(width: int, height: int) -> list[Pixels]:
-    """Images of the empty road, half a metre of the way apart; read-only."""
     scale_x, scale_y = width / WIDTH, height / HEIGHT
     horizon = round(_HORIZON * scale_y)
     sky = np.empty((horizon, width, 3), np.uint8)
@@ -170,42 +171,40 @@ EXTENTS: Final = {
 }
 
 
-def _parts(kind: str, paint: npt.NDArray[Any]) -> Sequence[tuple[tuple[float, float, float, float], Any]]:
-    """Sides in m, as of `box_px`, and colour of what an object is drawn of."""
-    if kind == "pedestrian":
-        return (
-            ((-0.2, 0.2, 0.0, 0.55), paint * 0.4),
-            ((-0.25, 0.25, 0.5, 1.0), paint),
-            ((-0.1, 0.1, 1.0, 1.2), _SKIN),
-        )
-    if kind == "truck":
-        return (
-            ((-1.1, -0.75, -0.05, 0.9), (26, 27, 29)),
-            ((0.75, 1.1, -0.05, 0.9), (26, 27, 29)),
-            ((-1.25, 1.25, 0.7, 3.4), paint),
-            ((-0.03, 0.03, 0.8, 3.3), paint * 0.6),
-            ((-1.2, -0.9, 0.72, 0.9), (226, 38, 32)),
-            ((0.9, 1.2, 0.72, 0.9), (226, 38, 32)),
-        )
-    if kind == "cyclist":
-        return (
-            ((-0.05, 0.05, 0.0, 0.7), (26, 27, 29)),
-            ((-0.3, 0.3, 0.95, 1.02), (26, 27, 29)),
-            ((-0.14, 0.14, 0.4, 0.95), paint * 0.4),
-            ((-0.22, 0.22, 0.85, 1.5), paint),
-            ((-0.1, 0.1, 1.5, 1.75), _SKIN),
-        )
-    if kind == "wall":
-        return (((-0.25, 0.25, 0.0, 1.0), paint),)
-    return (
-        ((-0.95, 0.95, -0.08, 0.35), (26, 27, 29)),
-        ((-0.72, 0.72, 0.85, 1.45), paint * 0.8),
+_DARK, _RED = (26, 27, 29), (226, 38, 32)
+# Sides in m, as of `box_px`, and colour of what an object is drawn of: a number is a share of its own paint.
+_PARTS: Final[dict[str, tuple[tuple[tuple[float, float, float, float], Any], ...]]] = {
+    "pedestrian": (
+        ((-0.2, 0.2, 0.0, 0.55), 0.4),
+        ((-0.25, 0.25, 0.5, 1.0), 1.0),
+        ((-0.1, 0.1, 1.0, 1.2), _SKIN),
+    ),
+    "truck": (
+        ((-1.1, -0.75, -0.05, 0.9), _DARK),
+        ((0.75, 1.1, -0.05, 0.9), _DARK),
+        ((-1.25, 1.25, 0.7, 3.4), 1.0),
+        ((-0.03, 0.03, 0.8, 3.3), 0.6),
+        ((-1.2, -0.9, 0.72, 0.9), _RED),
+        ((0.9, 1.2, 0.72, 0.9), _RED),
+    ),
+    "cyclist": (
+        ((-0.05, 0.05, 0.0, 0.7), _DARK),
+        ((-0.3, 0.3, 0.95, 1.02), _DARK),
+        ((-0.14, 0.14, 0.4, 0.95), 0.4),
+        ((-0.22, 0.22, 0.85, 1.5), 1.0),
+        ((-0.1, 0.1, 1.5, 1.75), _SKIN),
+    ),
+    "wall": (((-0.25, 0.25, 0.0, 1.0), 1.0),),
+    "car": (
+        ((-0.95, 0.95, -0.08, 0.35), _DARK),
+        ((-0.72, 0.72, 0.85, 1.45), 0.8),
         ((-0.62, 0.62, 0.92, 1.36), (48, 62, 74)),
-        ((-0.9, 0.9, 0.25, 0.92), paint),
-        ((-0.86, -0.56, 0.62, 0.8), (226, 38, 32)),
-        ((0.56, 0.86, 0.62, 0.8), (226, 38, 32)),
+        ((-0.9, 0.9, 0.25, 0.92), 1.0),
+        ((-0.86, -0.56, 0.62, 0.8), _RED),
+        ((0.56, 0.86, 0.62, 0.8), _RED),
         ((-0.26, 0.26, 0.42, 0.56), (240, 238, 224)),
-    )
+    ),
+}
 
 
 def objects(at_s: float) -> list[SceneObject]:

@@ -181,6 +181,7 @@ class SabotagedAdapter(Adapter):
             `sigkill` and `sigsegv` end the process. `poison_stall`, `poison_hang`, `poison_sigkill` and
             `poison_sigsegv` follow a frame.
         seed: of the probabilities, default 0.
+        only: the stream whose frames are hit; "": those of all.
         stall_ms, gil_ms: how long, defaults 200 and 100.
 
     Faults happen in `preprocess`; warm-up, calibration and `observe` are left alone. NaN travels as one
@@ -197,11 +198,13 @@ class SabotagedAdapter(Adapter):
         self._faults = {
             kind: FaultSchedule.read(kind, value) for kind, value in reader.mapping("faults").items()
         }
+        stream, only = options.get("stream", ""), reader.text("only", default="")
+        self._is_hit = only in {"", stream}
         self._seed = reader.integer("seed", default=0, low=0, high=1 << 62)
         self._stall_s = reader.number("stall_ms", default=200.0, low=0.0, high=math.inf) / 1e3
         self._gil_us = round(reader.number("gil_ms", default=100.0, low=0.0, high=1e6) * 1e3)
         reader.finish()
-        self._inner = open_adapter(adapter, inner, device)
+        self.inner = open_adapter(adapter, inner | ({"stream": stream} if stream else {}), device)
         self._poison = {
             kind: torch.tensor([value], device=device) for kind, value in (("nan", math.nan), ("", 0.0))
         }
@@ -220,20 +223,20 @@ class SabotagedAdapter(Adapter):
             "score_messages",
             "example_messages",
         ):
-            setattr(self, name, getattr(self._inner, name))
+            setattr(self, name, getattr(self.inner, name))
 
     def build(self, tier: str) -> nn.Module:
         """The inner model; where `nan` is among the faults it takes one more input, see `Poisonable`."""
-        model = self._inner.build(tier)
+        model = self.inner.build(tier)
         return Poisonable(model).eval() if "nan" in self._faults else model
 
     def example_inputs(self, tier: str) -> tuple[Tensor, ...]:
         """The inner adapter's, never with a fault."""
-        return self._harmless(self._inner.example_inputs(tier))
+        return self._harmless(self.inner.example_inputs(tier))
 
     def score_inputs(self, tier: str) -> Sequence[tuple[Tensor, ...]]:
         """Likewise."""
-        return [self._harmless(inputs) for inputs in self._inner.score_inputs(tier)]
+        return [self._harmless(inputs) for inputs in self.inner.score_inputs(tier)]
 
     def _harmless(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return (*inputs, self._poison[""]) if "nan" in self._faults else inputs
@@ -243,22 +246,22 @@ class SabotagedAdapter(Adapter):
         if self._luck is None:
             self._luck = FaultDraw(self._faults, self._journal, self._seed, time.monotonic_ns, self._gate)
         stamp_ns = messages[next(iter(self.inputs))].stamp_ns
-        kind = self._luck.draw(stamp_ns)
+        kind = self._luck.draw(stamp_ns) if self._is_hit else None
         if kind is not None:
             self._luck.write(kind, stamp_ns)
             self._inject(kind.removeprefix(_POISON))
-        inputs = self._inner.preprocess(messages)
+        inputs = self.inner.preprocess(messages)
         return (*inputs, self._poison["nan" if kind == "nan" else ""]) if "nan" in self._faults else inputs
 
     def steps(self, model: nn.Module, inputs: tuple[Tensor, ...]) -> Iterator[Any]:
         """The inner adapter's, all of them with NaN if one is."""
         if not isinstance(model, Poisonable):
-            return self._inner.steps(model, inputs)
-        return (_poisoned(outputs, inputs[-1]) for outputs in self._inner.steps(model.model, inputs[:-1]))
+            return self.inner.steps(model, inputs)
+        return (_poisoned(outputs, inputs[-1]) for outputs in self.inner.steps(model.model, inputs[:-1]))
 
     def postprocess(self, outputs: Any, messages: Mapping[str, Received]) -> object:  # noqa: ANN401
         """Pass on."""
-        return self._inner.postprocess(outputs, messages)
+        return self.inner.postprocess(outputs, messages)
 
     def _inject(self, kind: str) -> None:
         if kind == "stall":

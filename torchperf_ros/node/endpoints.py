@@ -19,7 +19,7 @@ from torchperf_ros.node.ring_subscription import RingSubscription, Taker
 from torchperf_ros.observe.ros_types import HEARD_QOS, ros_message_class
 from torchperf_ros.stage.frame import Frame
 from torchperf_ros.stage.hooks import Instead
-from torchperf_ros.stage.stage import Stage, StageInput
+from torchperf_ros.stage.stage import Stage, StageInput, refuse_one_topic
 
 if TYPE_CHECKING:
     from torchperf_ros.observe.recorder.recording import (
@@ -137,6 +137,7 @@ class Endpoints:
         """
         made_by = {resolved(self._node, stage.config.output): index for index, stage in enumerate(stages)}
         every = [stage_inputs(self._node, stage) for stage in stages]
+        refuse_one_topic([source for sources in every for source in sources])
         self._carried = {
             *made_by,
             *(source.topic for sources in every for source in sources if source.index >= 0),

@@ -8,7 +8,7 @@ import platform
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
@@ -39,7 +39,7 @@ from torchperf_ros.settings.config import NodeConfig
 from torchperf_ros.stage.frame import Answer
 from torchperf_ros.stage.hooks import StagePorts
 from torchperf_ros.stage.right_of_way import set_right_of_way
-from torchperf_ros.stage.stage import Stage
+from torchperf_ros.stage.stage import Stage, beside
 from torchperf_ros.workers import process_setup
 from torchperf_ros.workers.process_setup import keep_freed_memory
 from torchperf_ros.workers.worker_setup import WorkerSetup, worker_setup
@@ -130,7 +130,7 @@ class PerfNode(LifecycleNode):
         """Start the workers and wait until their adapters have described what they take and give."""
         try:
             config = self._versions.prepared(self.parameters.refresh())
-            setups = [worker_setup(stage, config) for stage in config.stages]
+            setups = {stage.name: worker_setup(stage, config) for stage in config.whole_stages}
         except ConfigError as error:
             self._versions.end()
             self.get_logger().error(str(error))
@@ -195,7 +195,7 @@ class PerfNode(LifecycleNode):
 
     # -- building and taking down
 
-    def _build(self, config: NodeConfig, setups: Sequence[WorkerSetup]) -> None:
+    def _build(self, config: NodeConfig, setups: Mapping[str, WorkerSetup]) -> None:
         """Make the lane, the endpoints and the stages, and start the workers."""
         # The first to be entered is the last to be closed: a disk that hangs may keep the recorder for seconds.
         self._made.callback(self._end_recording)
@@ -203,9 +203,10 @@ class PerfNode(LifecycleNode):
         if config.emergency.sensors:
             self._lane = EmergencyLane(config)
             self._made.callback(self._lane.close)
-        self._endpoints = Endpoints(self, len(setups), self._lane.answer if self._lane else None)
+        self._endpoints = Endpoints(self, len(config.stages), self._lane.answer if self._lane else None)
         self._made.callback(self._endpoints.close)
-        self._stages = [self._make_stage(index, setup, config) for index, setup in enumerate(setups)]
+        for index, one in enumerate(config.stages):
+            self._stages.append(self._make_stage(index, setups[one.stage], config))
         set_right_of_way(self._stages, config)
         self._versions.begin(self._stages, config)
         for stage in self._stages:
@@ -240,10 +241,11 @@ class PerfNode(LifecycleNode):
         return True
 
     def _make_stage(self, index: int, setup: WorkerSetup, config: NodeConfig) -> Stage:
-        stage, record = config.stages[index], LatencyRecord(index)
+        stage = config.stages[index]
+        record = LatencyRecord(index, stage.stream_number)
         # what `now()` asks; its objects take longer than the question
         ros_now = self.get_clock().handle.get_now
-        last = stage is config.stages[-1]
+        last = stage.stage == config.stages[-1].stage
         ports = StagePorts(
             publish=functools.partial(self._endpoints.publish, index),
             hand_on=functools.partial(self._endpoints.hand_on, index),
@@ -251,7 +253,9 @@ class PerfNode(LifecycleNode):
             anomaly=self._alerts.found,
             log=self._log,
         )
-        actor = Stage(stage, setup, ports, lambda: int(ros_now().nanoseconds))
+        actor = Stage(
+            stage, setup, ports, lambda: int(ros_now().nanoseconds), beside=beside(self._stages, stage)
+        )
         self._made.callback(actor.stop)
         return actor
 
@@ -300,7 +304,7 @@ class PerfNode(LifecycleNode):
 
     def _start_recording(self, config: NodeConfig) -> None:
         if config.recorder:
-            rings = [stage.pool.ring for stage in self._stages]
+            rings = [stage.ring for stage in self._stages]
             setup = _recording_setup(self, self._stages, self._endpoints.heard.items())
             self._recording = Recording(config, setup, rings)
             self._endpoints.recording = self._alerts.recording = self._recording
@@ -416,6 +420,7 @@ def _recorded_stage(node: LifecycleNode, stage: Stage, outputs: set[str]) -> dic
     config, description = stage.config, stage.pool.description
     return {
         "name": config.name,
+        "stream": config.stream_number,
         "tiers": list(config.tiers),
         "scenes": {scene.name: list(scene.tiers) for scene in config.scenes},
         "budget_ms": config.budget_ms,

@@ -18,6 +18,7 @@ from torchperf_ros.settings.config import (
 )
 from torchperf_ros.settings.parameter import Parameter
 from torchperf_ros.settings.scene_options import scene_parameters
+from torchperf_ros.settings.stream_options import given_streams, is_of_stream
 
 
 def _descriptor(parameter: Parameter) -> ParameterDescriptor:
@@ -68,6 +69,7 @@ class NodeParameters:
         for stage in dict.fromkeys(self._stages):  # a name that stands there twice is refused by `_read`
             self._declare(f"{stage}.", stage_parameters(stage))
             self._declare(f"{stage}.", scene_parameters(self._value(f"{stage}.scenes")))
+            self._declare_of_streams(stage)
         given = {name: _plain(one.value) for name, one in self._given.items()}
         self.foreign = refuse_unknown(given, self._stages)
         self.given = given.keys() - self.foreign.keys()
@@ -77,6 +79,15 @@ class NodeParameters:
             node, "add_pre_set_parameters_callback"
         ):  # Humble keeps the integer, which counts as well
             node.add_pre_set_parameters_callback(self._whole_numbers_as_numbers)
+
+    def _declare_of_streams(self, stage: str) -> None:
+        """What streams are given of their own; all else follows the stage's parameters, live changes too."""
+        for stream in dict.fromkeys(given_streams(self._value(f"{stage}.streams"))):
+            prefix = f"{stage}.{stream}."
+            own = (one for one in stage_parameters(stage) if f"{prefix}{one.name}" in self._given)
+            self._declare(
+                prefix, [one for one in own if is_of_stream(stage, f"{stream}.{one.name}", [stream])]
+            )
 
     def _declare(self, prefix: str, parameters: Iterable[Parameter]) -> None:
         for parameter in parameters:
@@ -153,7 +164,7 @@ class NodeParameters:
             raise ConfigError(
                 f"parameter {name}: is read-only while the node is configured; clean up first"
             )
-        if name == "stages" or name.endswith(".scenes"):
+        if name == "stages" or name.endswith((".scenes", ".streams")):
             raise ConfigError(
                 f"parameter {name}: is read from the parameter file at start; start the node anew"
             )

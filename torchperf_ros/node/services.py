@@ -81,6 +81,8 @@ class CaptureServices:
     def _answer(self, kind: str, response: Any) -> Any:  # noqa: ANN401 - rclpy's
         reported = []
         for stage in self._stages():
+            if stage.place:  # the streams of a stage share its workers
+                continue
             try:
                 reported.append(stage.pool.capture.ask(kind, stage.pool.workers))
                 response.success = True

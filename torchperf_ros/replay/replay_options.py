@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from torchperf_ros.api.errors import ConfigError, TorchperfError
-from torchperf_ros.settings.config import NODE_PARAMETERS, NodeConfig, node_config, stage_parameters
+from torchperf_ros.settings.config import (
+    NODE_PARAMETERS,
+    NodeConfig,
+    StageConfig,
+    node_config,
+    stage_config,
+    stage_parameters,
+)
 from torchperf_ros.settings.params_file import config_of, params_of_file, read_yaml
 from torchperf_ros.workers import process_setup
 from torchperf_ros.workers.process_setup import keep_freed_memory
@@ -101,11 +108,11 @@ def read_config(options: ReplayOptions, log: Path | None = None) -> NodeConfig:
     known = {p.name for p in NODE_PARAMETERS}
     known |= {
         f"{stage.name}.{p.name}"
-        for stage in config.stages
+        for stage in (*config.stages, *config.whole_stages)
         for p in stage_parameters(stage.name, [scene.name for scene in stage.scenes])
     }
     if unknown := sorted(set(options.overrides) - known):
-        stages = ", ".join(stage.name for stage in config.stages)
+        stages = ", ".join(stage.name for stage in config.whole_stages)
         what = "it has to be one of the node's, or STAGE.PARAMETER with a stage of"
         raise ConfigError(
             f"parameter {unknown[0]}: is not there; {what} {stages}; see config/perception.yaml"
@@ -160,17 +167,28 @@ def params_hash(config: NodeConfig) -> str:
     no hash.
     """
     needed = {stage.name: {"adapter": stage.adapter, "output": stage.output} for stage in config.stages}
-    plain = node_config({"stages": list(needed)}, needed)
+    whole = {
+        stage.name: {"adapter": stage.adapter, "output": stage.output} for stage in config.whole_stages
+    }
+    plain = node_config({"stages": list(whole)}, whole)
     values = {
         key: value
         for key, value in _changed(config, plain).items()
         if key not in {*_OF_THE_PLACE, "stages"}
     }
     values["stages"] = [
-        {"name": stage.name, **needed[stage.name], **_changed(stage, default)}
-        for stage, default in zip(config.stages, plain.stages, strict=True)
+        {
+            "name": stage.name,
+            **needed[stage.name],
+            **_changed(stage, _plain_stage(stage, needed[stage.name])),
+        }
+        for stage in config.stages
     ]
     return hashlib.sha256(json.dumps(values, sort_keys=True, default=_plain).encode()).hexdigest()
+
+
+def _plain_stage(stage: StageConfig, needed: Mapping[str, str]) -> StageConfig:
+    return replace(stage_config(stage.stage, needed), name=stage.name)
 
 
 def _plain(value: object) -> object:

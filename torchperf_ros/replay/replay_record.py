@@ -51,7 +51,7 @@ class ReplayRecord:
         self.unkept = 0  # reasons and anomalies beyond the first 10,000 of each
         self.pending = 0  # frames that were offered to a stage and are not answered yet
         self.answered = threading.Condition()  # signalled after each answer; its lock guards `pending`
-        self._rows = [LatencyRecord(index) for index in range(len(stages))]
+        self._rows = [LatencyRecord(index, stage.stream_number) for index, stage in enumerate(stages)]
         self.topics = [absolute(stage.output) for stage in stages]
         self.types = ["" for _ in stages]
         self._now, self._portable, self._output = now, portable, output
@@ -116,7 +116,6 @@ class ReplayRecord:
             self._output.check()
 
     def offered(self) -> None:
-        """A frame is about to be offered to a stage, from any thread."""
         with self.answered:
             self.pending += 1
 

@@ -20,7 +20,7 @@ from torchperf_ros.settings.config import NodeConfig, StageConfig
 from torchperf_ros.stage.frame import Frame
 from torchperf_ros.stage.hooks import StageMachinery, StagePorts
 from torchperf_ros.stage.right_of_way import set_right_of_way
-from torchperf_ros.stage.stage import Stage, StageInput
+from torchperf_ros.stage.stage import Stage, StageInput, beside, refuse_one_topic
 from torchperf_ros.workers.worker_setup import worker_setup
 
 _POLL_S: Final = 0.005
@@ -55,7 +55,10 @@ class ReplayStages:
         """
         self._config, self._pace, self._record, self._say = config, pace, record, say
         self._definitions, self._seed = definitions, seed
-        self.actors = [self._actor(index, stage) for index, stage in enumerate(config.stages)]
+        self._setups = {stage.name: worker_setup(stage, config) for stage in config.whole_stages}
+        self.actors: list[Stage] = []
+        for index, stage in enumerate(config.stages):
+            self.actors.append(self._actor(index, stage))
         set_right_of_way(
             self.actors, config, None if pace.threaded else 0
         )  # at `virtual` on any machine alike
@@ -74,13 +77,14 @@ class ReplayStages:
             log=self._log,
         )
         setup = replace(
-            worker_setup(stage, self._config),
+            self._setups[stage.stage],
             identify=True,
             compile_first=True,
             definitions=self._definitions,
             seed=self._seed,
         )
-        return Stage(stage, setup, ports, self._pace.now, self._pace.machinery(index))
+        first = beside(self.actors, stage)
+        return Stage(stage, setup, ports, self._pace.now, self._pace.machinery(index), first)
 
     def _log(self, severity: str, text: str) -> None:
         """Say what is wrong.
@@ -99,7 +103,10 @@ class ReplayStages:
     def start(self) -> None:
         self._started_s = time.monotonic()
         for actor in self.actors:  # without threads the pace calls their `step`
-            (actor.start if self._pace.threaded else actor.pool.start)()
+            if self._pace.threaded:
+                actor.start()
+            elif not actor.place:
+                actor.pool.start()
 
     def wanted(self) -> list[StageInput]:
         """Wait until each stage has described itself; returns what they want of a log.
@@ -121,6 +128,7 @@ class ReplayStages:
                     self._followers[maker].append(source)
                 else:
                     self._from_log.append(source)
+        refuse_one_topic(self._from_log)
         return self._from_log
 
     def connect(self, topics: Mapping[str, str]) -> None:
@@ -139,7 +147,7 @@ class ReplayStages:
             ReplayError: a stage cannot run.
         """
         for actor in self.actors:
-            if not self._pace.threaded:
+            if not (self._pace.threaded or actor.place):
                 pool: Any = actor.pool  # the virtual clock's
                 pool.settle()
             # the standby, too: it can step in from the first frame on
@@ -147,7 +155,7 @@ class ReplayStages:
         self.start_up_s = time.monotonic() - self._started_s
         for actor in self.actors:
             worker = next(worker for worker in actor.pool.workers if worker is not None)
-            if worker.reported.missing:
+            if worker.reported.missing and not actor.place:
                 tiers = ", ".join(worker.reported.missing)
                 why = "in eager, as there is no package; `torchperf compile` makes them"
                 self._say(f"{actor.config.name}: {tiers} {why}")
@@ -203,7 +211,6 @@ class ReplayStages:
                 raise ReplayError(f"stage {actor.config.name} cannot run any more: {actor.pool.last_error}")
 
     def stop(self) -> None:
-        """End the workers, all at once."""
         with ThreadPoolExecutor(len(self.actors)) as pool:
             list(pool.map(Stage.stop, self.actors))
 
@@ -231,11 +238,9 @@ class ReplayPace:
 
     @property
     def summary(self) -> dict[str, object]:
-        """What the run's summary holds about the pace itself."""
         return {}
 
     def now(self) -> int:
-        """The log's time in ns."""
         return self._now_ns
 
     def reach(self, t_ns: int, stages: ReplayStages, record: ReplayRecord) -> None:
@@ -273,7 +278,6 @@ class RealPace(ReplayPace):
     """30 Hz is 30 Hz: messages are given when they were received, and deadlines count."""
 
     def __init__(self, start_ns: int) -> None:
-        """Begin at this time of the log, with its first message."""
         super().__init__(start_ns)
         self._pace: Pace | None = None
         self._tally = Tally()
@@ -294,7 +298,6 @@ class RealPace(ReplayPace):
         return self._now_ns if self._pace is None else self._pace.log_ns(monotonic_ns())
 
     def reach(self, t_ns: int, stages: ReplayStages, record: ReplayRecord) -> None:
-        """Wait until the message is due."""
         if self._pace is None:
             self._pace = Pace(t_ns, monotonic_ns())
         due_ns = self._pace.due_ns(t_ns)

@@ -12,8 +12,7 @@ import numpy as np
 from torchperf_ros.api.errors import BadInput
 from torchperf_ros.api.text import listed
 from torchperf_ros.observe.runs.run_builder import Progress, RunLogBuilder, read_records
-from torchperf_ros.observe.runs.run_file import RUN_FILE, SUFFIXES, read_run
-from torchperf_ros.observe.runs.run_log import RunLog, RunLogError, StageLog
+from torchperf_ros.observe.runs.run_log import RUN_FILE, SUFFIXES, RunLog, RunLogError, StageLog, read_run
 from torchperf_ros.observe.telemetry.node_state import by_label
 from torchperf_ros.replay.logs.log_folder import SUFFIXES as LOG_SUFFIXES
 from torchperf_ros.replay.logs.log_folder import is_log

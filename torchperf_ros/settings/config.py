@@ -51,7 +51,22 @@ from torchperf_ros.settings.scene_options import (
     scene_parameters,
 )
 from torchperf_ros.settings.shape_options import MOST_SHAPES, POLICIES, ShapeOptions, parse_shapes
-from torchperf_ros.settings.stage_rules import ActionRule, SyncRule, parse_actions, parse_sync
+from torchperf_ros.settings.stage_rules import (
+    BACKUP_ACTIVE,
+    ActionRule,
+    SyncRule,
+    parse_actions,
+    parse_sync,
+)
+from torchperf_ros.settings.stream_options import (
+    MOST_BATCH,
+    check_streams,
+    given_streams,
+    is_of_stream,
+    parse_topics,
+    stream_values,
+    topic_of_stream,
+)
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _ROS_PARAMETERS = ("use_sim_time", "start_type_description_service")
@@ -71,6 +86,20 @@ class StageConfig:
     adapter: str = param("", "module:Class of the adapter, imported in the worker only.")
     options: dict[str, Any] = param("", "JSON object handed to the adapter; empty: none.")
     output: str = param("", "Topic of the stage's output.")
+    topics: tuple[tuple[str, str], ...] = param(
+        [""], "Topics of inputs, lines INPUT:=TOPIC; '': as the adapter names them."
+    )
+    streams: tuple[str, ...] = param(
+        [""], "Sensors that share the workers, each with topics NAME/TOPIC of its own; '': none."
+    )
+    batch: int = param(
+        "auto",
+        "Most frames of streams in one run; auto: as many as there are streams.",
+        choices=("auto", *map(str, range(1, MOST_BATCH + 1))),
+    )
+    batch_wait_ms: float = param(
+        0.0, "Time in ms that a frame may wait for those of other streams.", 0.0, 1000.0, live=True
+    )
     budget_ms: float = param(50.0, "Time in ms in which a frame is answered.", 1.0, 60_000.0, live=True)
     budget_from: str = param(
         "receipt",
@@ -210,6 +239,26 @@ class StageConfig:
 
     guard: GuardOptions | None = nested(GuardOptions)  # None: no check of it acts or is in shadow
 
+    # Of one stream: the stage that it is of, and its own name; the configuration's is STAGE.STREAM.
+    stage: str = ""
+    stream: str = ""
+    # Whether `batch` was asked for as a number: a model that takes fewer frames is refused.
+    batch_strict: bool = False
+
+    @property
+    def whole_stage(self) -> "StageConfig":
+        """That of the stage which this is a stream of."""
+        return replace(self, name=self.stage, stream="") if self.stream else self
+
+    @property
+    def stream_number(self) -> int | None:
+        """Its place among the streams of its stage; None of a stage without streams."""
+        return self.streams.index(self.stream) if self.stream else None
+
+    def topic_of(self, name: str) -> str:
+        """The topic of one of the adapter's inputs, before remapping."""
+        return topic_of_stream(self.stream, dict(self.topics).get(name, name))
+
     @property
     def workers(self) -> int:
         return 1 if self.backup == "none" else 2
@@ -305,6 +354,15 @@ class NodeConfig:
     emergency: EmergencyOptions = nested(EmergencyOptions)
     rollout: RolloutOptions = nested(RolloutOptions)
 
+    @property
+    def whole_stages(self) -> tuple[StageConfig, ...]:
+        """The stages, each once: streams of one stage count as one, with the highest of their priorities."""
+        found: dict[str, StageConfig] = {}
+        for one in self.stages:
+            whole = found.setdefault(one.stage or one.name, one.whole_stage)
+            found[whole.name] = replace(whole, priority=max(whole.priority, one.priority))
+        return tuple(found.values())
+
 
 NODE_PARAMETERS = declared(NodeConfig)
 STAGE_PARAMETERS = declared(StageConfig)
@@ -333,10 +391,40 @@ def of_stage(values: Mapping[str, Any], stage: str) -> dict[str, Any]:
     return {name.partition(".")[2]: value for name, value in values.items() if name.startswith(f"{stage}.")}
 
 
+def stage_configs(
+    stage: str,
+    values: Mapping[str, Any],
+    vehicle: VehicleOptions | None = None,
+    stages: Sequence[str] = (),
+) -> tuple[StageConfig, ...]:
+    """Check the values of one of the `stages`: its configuration, or one for each of its streams.
+
+    Raises:
+        ConfigError: names the parameter, the value, and what is allowed.
+    """
+    whole = stage_config(stage, values, vehicle)
+    if not whole.streams:
+        return (whole,)
+    check_streams(stage, whole.streams, stages, [one.name for one in STAGE_PARAMETERS])
+    for name, is_given, why in (
+        ("scenes", len(whole.scenes) > 1, "which tiers are loaded is one choice for all streams"),
+        ("candidate", whole.candidate, "versions are compared for one stream"),
+        ("rollout_plan", whole.rollout_plan, "versions are compared for one stream"),
+    ):
+        require(not is_given, f"{stage}.{name}: is not allowed for a stage with streams: {why}")
+    active = whole.backup == "active" or any(rule.action == BACKUP_ACTIVE for rule in whole.actions)
+    require(not active, f"{stage}.backup: active is not allowed for a stage with streams; standby is")
+    found = []
+    for stream in whole.streams:
+        one = stage_config(stage, stream_values(stream, values), vehicle, stream)
+        found.append(replace(one, output=topic_of_stream(stream, one.output)))
+    return tuple(found)
+
+
 def stage_config(
-    name: str, values: Mapping[str, Any], vehicle: VehicleOptions | None = None
+    stage: str, values: Mapping[str, Any], vehicle: VehicleOptions | None = None, stream: str = ""
 ) -> StageConfig:
-    """Check the values of one stage.
+    """Check the values of one stage, or of one stream of it.
 
     Missing ones take their default, and so does the `vehicle` of its guard.
 
@@ -344,10 +432,11 @@ def stage_config(
         ConfigError: names the parameter, the value, and what is allowed.
     """
     require(
-        _NAME.fullmatch(name),
-        f"stages: {name!r} is not a stage name: lower-case letters, digits, _ after a letter",
+        _NAME.fullmatch(stage),
+        f"stages: {stage!r} is not a stage name: lower-case letters, digits, _ after a letter",
     )
-    checked = check_all((one for one in stage_parameters(name) if "." not in one.name), values, f"{name}.")
+    name = f"{stage}.{stream}" if stream else stage
+    checked = check_all((one for one in stage_parameters(stage) if "." not in one.name), values, f"{name}.")
     require(checked["adapter"], f"{name}.adapter: is empty; it has to be module:Class")
     require(checked["output"], f"{name}.output: is empty; it has to be a topic")
     tiers = checked["tiers"]
@@ -390,10 +479,17 @@ def stage_config(
     )
     checked["shapes"] = ShapeOptions(checked["shapes"], checked.pop("bucket_width"), common)
     checked["options"] = _json_object(checked["options"], f"{name}.options")
+    checked["topics"] = parse_topics(name, checked["topics"])
+    checked["streams"] = tuple(given_streams(checked["streams"]))
+    batch = checked["batch"]
+    checked["batch"] = min(len(checked["streams"]) or 1, MOST_BATCH if batch == AUTO else int(batch))
     checked["tiers"] = tuple(tiers)
     checked["fallback"] = tuple(Fallback[word.upper()] for word in checked["fallback"])
     guard = guard_options(values, name, vehicle)
-    return StageConfig(name=name, **checked, guard=guard if guard.act or guard.shadow else None)
+    own = guard if guard.act or guard.shadow else None
+    return StageConfig(
+        name=name, **checked, guard=own, stage=stage, stream=stream, batch_strict=batch != AUTO
+    )
 
 
 def _json_object(text: str, name: str) -> dict[str, Any]:
@@ -418,7 +514,7 @@ def _ip_address(text: str) -> str:
 
 
 _NEARLY = 0.8  # of difflib: one or two letters of a stage's name differ
-_OF_REMAPPING: Final = {"input", "inputs", "topic", "topics", "remap", "remappings", "subscribe"}
+_OF_TOPICS: Final = {"input", "inputs", "topic", "remap", "remappings", "subscribe"}
 _OF_ADAPTER: Final = {"model", "class", "module", "plugin", "weights"}
 _NEAR_MISS = 0.85  # the same of a parameter's; `device_id`, which is no misspelt `device`, is at 0.8
 
@@ -461,6 +557,8 @@ def refuse_unknown(values: Mapping[str, Any], stages: Sequence[str]) -> dict[str
         require(not gone, f"{name}: is gone, as each worker is a process of its own; remove it")
         if is_of_scene(stage, rest, values.get(f"{stage}.scenes")):
             continue
+        if is_of_stream(stage, rest, values.get(f"{stage}.streams")):
+            continue
         if stage in groups:
             word, known = name, {one: one for one in own if one.startswith(f"{stage}.")}
         elif dot and stage not in stage_groups:
@@ -497,10 +595,10 @@ def _what_is_right(word: str, of_node: Collection[str]) -> str:
     first = word.partition(".")[0]
     if first == "options":
         return "options is one text of JSON, for example options: '{\"threshold\": 0.5}'"
-    if first in _OF_REMAPPING:
+    if first in _OF_TOPICS:
         return (
-            "the adapter names the inputs; remapping says which topics they are: -r"
-            " image:=/camera/image_raw"
+            "the adapter names the inputs; `topics` says which topics they are: topics:"
+            " ['image:=/camera/image_raw']"
         )
     if first in _OF_ADAPTER:
         return "a stage's model is its adapter, for example adapter: my_robot.depth:Depth"
@@ -540,10 +638,14 @@ def node_config(values: Mapping[str, Any], stages: Mapping[str, Mapping[str, Any
     for name in names:
         reserved = any(known.name.startswith(f"{name}.") for known in NODE_PARAMETERS)
         require(not reserved, f"stages: {name!r} is not allowed; parameters of the node's own begin so")
-    configs = tuple(stage_config(name, stages.get(name, {}), vehicle) for name in names)
+    configs = tuple(
+        config for name in names for config in stage_configs(name, stages.get(name, {}), vehicle, names)
+    )
     outputs = [config.output for config in configs]
-    text = f"output: the stages {', '.join(names)} share an output topic ({', '.join(outputs)})"
+    text = f"output: {', '.join(one.name for one in configs)} share an output topic ({', '.join(outputs)})"
     require(len(set(outputs)) == len(outputs), text)
+    text = f"emergency.sensors: the last stage, {names[-1]}, has streams; the emergency lane watches one output"
+    require(not (checked["emergency"].sensors and configs[-1].stream), text)
     for config in configs:
         text = (
             f"{config.name}.rollout_plan and {config.name}.candidate are both set; a stage has one of them"

@@ -33,7 +33,7 @@ class Parameter:
     live: bool = False
 
     def check(self, value: Any, prefix: str = "") -> Any:  # noqa: ANN401 - the value of any parameter
-        """Return the value, whole numbers as float where the parameter is one.
+        """Return the value, whole numbers as float where the parameter is one, or as the word that they are.
 
         Raises:
             ConfigError: wrong type, out of range, or not one of the choices.
@@ -41,6 +41,8 @@ class Parameter:
         name = f"{prefix}{self.name}"
         if isinstance(self.default, float) and type(value) is int:
             value = float(value)
+        if type(value) is int and str(value) in self.choices:
+            value = str(value)
         if type(value) is not type(self.default):
             raise ConfigError(f"parameter {name}: {value!r} is {_kind(value)}; it has to be {self.allowed}")
         one = self.default[0] if isinstance(self.default, list) else self.default

@@ -1,10 +1,12 @@
 """The workers of one version of a stage's model: which is idle, what each runs, what comes of it."""
 
 import math
+from collections.abc import Sequence
 
 from torchperf_ros.api.clock import NS_PER_MS
 from torchperf_ros.api.outcome import Fallback, Outcome
 from torchperf_ros.settings.config import StageConfig
+from torchperf_ros.stage.batching import BatchTimes, FrameBatch
 from torchperf_ros.stage.frame import StepTimes
 from torchperf_ros.stage.ladder import TierClock, TierLadder
 from torchperf_ros.stage.practice import DISOWNED, Job, Practice, Purpose
@@ -12,7 +14,7 @@ from torchperf_ros.stage.turn import RunResult, Turn, Verdict
 from torchperf_ros.stage.waiter import StageWaiter
 from torchperf_ros.workers.protocol import Response
 from torchperf_ros.workers.worker_pool import WorkerPool
-from torchperf_ros.workers.worker_process import WorkerProcess
+from torchperf_ros.workers.worker_process import RunPart, WorkerProcess
 
 _MUCH = 0.5  # of a budget, gone before the frame came: that explains more than what the run took
 
@@ -25,9 +27,10 @@ class Crew:
 
     Attributes:
         pool: the workers.
-        ladders: of tiers, one for each scene.
+        ladders: of tiers, one for each scene; of a stage with streams one for each of these.
         ladder: the one of the scene that the last frame was answered for.
         practice: runs that no frame waits for.
+        batch_times: what runs of several frames take.
         preferred: the worker that ran last, None before the first run.
         unseen: observations that did not reach a worker, as its queue was full; the stage takes the count.
     """
@@ -35,14 +38,16 @@ class Crew:
     def __init__(self, pool: WorkerPool, config: StageConfig, waiter: StageWaiter) -> None:
         self.pool = pool
         clocks = [TierClock() for _ in config.tiers]
-        self.ladders = [TierLadder(scene.tiers, clocks) for scene in config.scenes]
+        rows = [scene.tiers for scene in config.scenes] * max(1, len(config.streams))
+        self.ladders = [TierLadder(tiers, clocks) for tiers in rows]
         self.ladder = self.ladders[0]
         self.practice = Practice()
+        self.batch_times = BatchTimes()
         self.unseen = 0
         self._waiter = waiter
         self.preferred: WorkerProcess | None = None
-        self._running: dict[WorkerProcess, Turn | Job] = {}
-        self._lessons: list[tuple[int, float, float]] = []
+        self._running: dict[WorkerProcess, Turn | Job | FrameBatch] = {}
+        self._lessons: list[tuple[TierLadder, int, float, float]] = []
 
     # -- who is idle
 
@@ -69,18 +74,21 @@ class Crew:
 
     # -- hand over
 
-    def use(self, scene: int) -> None:
-        """Run frames on the tiers of a scene from now on."""
-        if self.ladders[scene] is not self.ladder:
-            self.ladders[scene].take_over(self.ladder)
-            self.ladder = self.ladders[scene]
+    def use(self, scene: int, stream: int) -> TierLadder:
+        """The ladder for a frame of this scene, or of this stream; a stage has several of one kind only."""
+        ladder = self.ladders[scene + stream]
+        if ladder is not self.ladder:
+            if not self.pool.config.streams:
+                ladder.take_over(self.ladder)
+            self.ladder = ladder
+        return ladder
 
     def start(self, turn: Turn, left_ms: float, fresh_ms: float, now_ns: int) -> bool:
         """Run a frame on an idle worker, if there is one, on the tier that fits the time left.
 
         `fresh_ms`: the time that a frame has which did not wait; it decides the ladder's level.
         """
-        tier, ladder = None, self.ladder
+        tier, ladder = None, turn.ladder
         while worker := self.idle():
             tier = ladder.choose(left_ms, fresh_ms, now_ns) if tier is None else tier
             if not self.hand_over(worker, turn, tier, now_ns):
@@ -89,6 +97,53 @@ class Crew:
             self.preferred = worker
             return True
         return False
+
+    def start_together(self, turns: Sequence[Turn], fresh_ms: float, now_ns: int) -> int:
+        """Run frames of several streams, the most urgent first, on an idle worker as one batch.
+
+        `fresh_ms` is as in `start`, of the first of them. Returns how many frames run; 0: that does not pay,
+        or no worker is idle.
+        """
+        worker, first = self.idle(), turns[0]
+        if worker is None:
+            return 0
+        ladder, times = first.ladder, self.batch_times
+        tier = ladder.choose(first.left_ms(now_ns), fresh_ms, now_ns)
+        alone = ladder.forecast(tier)
+        lefts_ms = [turn.left_ms(now_ns) for turn in turns]
+        size = times.largest(
+            tier, lefts_ms, alone.ms - alone.overhead_ms, alone.overhead_ms, ladder.slowdown
+        )
+        if size == 1 or not worker.run_batch(
+            tier, [self._part(worker, turn) for turn in turns[:size]], now_ns
+        ):
+            return 0
+        expected_ms = times.predicted_ms(tier, size, ladder.slowdown) + size * alone.overhead_ms
+        for turn in turns[:size]:
+            worker.observed[turn.stream] = turn.number
+            turn.started(worker, tier, now_ns, expected_ms, turn.ladder.predicted_ms(turn.ladder.last))
+            turn.together = True
+        self._running[worker] = FrameBatch(size, {turn.stream: turn for turn in turns[:size]})
+        self.preferred = worker
+        return size
+
+    def whole_batch_ms(self, ladder: TierLadder) -> float:
+        """What the largest batch takes on the cheapest tier; infinite where none is known."""
+        alone, times = ladder.forecasts[-1], self.batch_times
+        inference_ms = times.predicted_ms(ladder.last, times.most, ladder.slowdown)
+        return inference_ms + times.most * alone.overhead_ms
+
+    @staticmethod
+    def _part(worker: WorkerProcess, turn: Turn) -> RunPart:
+        return RunPart(
+            turn.stream,
+            turn.frame.seq,
+            turn.offset,
+            turn.length,
+            leave_ns=turn.leave_ns,
+            observe=_is_behind(worker, turn),
+            missed=_missed(worker, turn),
+        )
 
     def wants_backup(self, turn: Turn, now_ns: int) -> bool:
         """Whether another worker is to run the frame too: the runner failed, or is nearly out of time."""
@@ -105,27 +160,27 @@ class Crew:
             turn.hedge_ns = 0  # it is no overdue frame, but one that has ended its runner
             return False
         worker = self.idle(other_than=turn.runner)
-        if worker is None or not self.hand_over(worker, turn, self.ladder.last, now_ns):
+        if worker is None or not self.hand_over(worker, turn, turn.ladder.last, now_ns):
             return False
         turn.backup, turn.hedged = worker, hedged
         return True
 
     def hand_over(self, worker: WorkerProcess, turn: Turn, tier: int, now_ns: int) -> bool:
         """Have this worker run a frame; False if it is gone."""
-        observe = worker.observed is None or worker.observed < turn.number
         handed = worker.run(
             tier,
             turn.frame.seq,
             turn.offset,
             turn.length,
             now_ns,
-            observe=observe,
+            observe=_is_behind(worker, turn),
             leave_ns=turn.leave_ns,
             missed=_missed(worker, turn),
+            stream=turn.stream,
         )
         if handed:
             self._running[worker] = turn
-            worker.observed = turn.number
+            worker.observed[turn.stream] = turn.number
         return handed
 
     def observe(self, turn: Turn, now_ns: int, *, one: bool = False) -> None:
@@ -135,13 +190,13 @@ class Crew:
         """
         if self.pool.description is None or not self.pool.description.observes or not turn.length:
             return
-        behind = [
-            each for each in self.pool.everyone if each.observed is None or each.observed < turn.number
-        ]
+        behind = [worker for worker in self.pool.everyone if _is_behind(worker, turn)]
         for worker in behind[:1] if one else behind:
-            missed = _missed(worker, turn)
-            if worker.observe(turn.frame.seq, turn.offset, turn.length, now_ns, missed=missed):
-                worker.observed = turn.number
+            missed, stream = _missed(worker, turn), turn.stream
+            if worker.observe(
+                turn.frame.seq, turn.offset, turn.length, now_ns, missed=missed, stream=stream
+            ):
+                worker.observed[stream] = turn.number
             else:
                 self.unseen += 1
 
@@ -161,13 +216,19 @@ class Crew:
             good = outcome is Outcome.ON_TIME and response.tier == run.tier
             self.practice.done(
                 run,
-                self.ladder,
+                self._ladder_of(run),
                 good=good,
                 inference_ms=steps.inference_ms,
                 took_ms=took_ms,
                 fresh_ms=fresh_ms,
             )
             return None
+        size = 1
+        if isinstance(run, FrameBatch):
+            size, batch = run.size, run
+            run = batch.turns.pop(response.stream)
+            if batch.turns:
+                self._running[worker] = batch
         if worker is run.runner:
             run.survived, run.shapes = True, response.shapes
             if run.answered:
@@ -177,7 +238,18 @@ class Crew:
             known_ms = steps.inference_ms
             # A run that was stopped would have taken longer than there was time.
             inference_ms = max(known_ms, fresh_ms) if outcome is Outcome.PARTIAL else known_ms
-            self._lessons.append((response.tier, inference_ms, took_ms - known_ms))
+            if size > 1:
+                self.batch_times.add(response.tier, size, known_ms)
+            else:
+                self._lessons.append((run.ladder, response.tier, inference_ms, took_ms - known_ms))
+        self._give(worker, run, response, payload, steps)
+        return run
+
+    def _give(
+        self, worker: WorkerProcess, run: Turn, response: Response, payload: bytes, steps: StepTimes
+    ) -> None:
+        """What has come of a run, to its frame."""
+        outcome = Outcome(response.outcome)
         if outcome is not Outcome.ON_TIME:
             self._failed(worker, run, outcome, payload.decode(errors="replace"))
         elif run.answered:
@@ -187,7 +259,9 @@ class Crew:
             run.result = RunResult(payload, response.tier, steps, response.step)
         else:
             run.backup_result = RunResult(payload, response.tier, steps, response.step)
-        return run
+
+    def _ladder_of(self, job: Job) -> TierLadder:
+        return self.ladder if job.turn is None else job.turn.ladder
 
     def learn(self, answered: Turn, now_ns: int) -> None:
         """Learn from a frame, and let the other workers see it; done when its answer is out."""
@@ -197,8 +271,8 @@ class Crew:
         has_no_runner = answered.runner is None and not answered.frame.refusal
         if answered.survived or has_no_runner:
             self.observe(answered, now_ns, one=has_no_runner)
-        for tier, inference_ms, overhead_ms in self._lessons:
-            self.ladder.learn(tier, inference_ms, overhead_ms)
+        for ladder, tier, inference_ms, overhead_ms in self._lessons:
+            ladder.learn(tier, inference_ms, overhead_ms)
         self._lessons.clear()
 
     def partial(self, turn: Turn, verdict: Verdict) -> Verdict:
@@ -281,7 +355,7 @@ class Crew:
         job = self.practice.next(
             answered,
             spare,
-            self.ladder,
+            answered.ladder,
             fresh_ms=fresh_ms,
             room_ms=room_ms,
             way_ms=way_ms,
@@ -291,7 +365,8 @@ class Crew:
         if job is None or job.turn is None:
             return None
         worker, turn = spare or first, job.turn
-        if worker.run(job.tier, turn.frame.seq, turn.offset, turn.length, now_ns, observe=False):
+        place = turn.frame.seq, turn.offset, turn.length
+        if worker.run(job.tier, *place, now_ns, observe=False, stream=turn.stream):
             self._running[worker] = job
         return job.purpose
 
@@ -316,17 +391,25 @@ class Crew:
         self._calibrate(successor)
         return True
 
-    def drop(self, worker: WorkerProcess) -> None:
-        """A worker is gone; the frame that it ran has failed. The second call for one does nothing."""
+    def drop(self, worker: WorkerProcess) -> Turn | None:
+        """A worker is gone; the frame that it ran has failed, and is returned.
+
+        The second call for one does nothing.
+        """
         worker.withdraw()
         if not self._waiter.drop(worker):
-            return
+            return None
         run = self._running.pop(worker, None)
         if isinstance(run, Job):
-            self.practice.lost(run, self.ladder)
-        elif run is not None:
-            reason = worker.kill_reason or f"worker {worker.number} (pid {worker.pid}) died"
-            self._failed(worker, run, Outcome.HUNG if worker.hung else Outcome.CRASHED, reason)
+            self.practice.lost(run, self._ladder_of(run))
+            return None
+        turns = (
+            list(run.turns.values()) if isinstance(run, FrameBatch) else [run] if run is not None else []
+        )
+        reason = worker.kill_reason or f"worker {worker.number} (pid {worker.pid}) died"
+        for turn in turns:
+            self._failed(worker, turn, Outcome.HUNG if worker.hung else Outcome.CRASHED, reason)
+        return next(iter(turns), None)
 
     def disown(self) -> None:
         """Discard the results of all runs that have begun: their version has changed its place."""
@@ -334,6 +417,7 @@ class Crew:
         self.practice.forget()
 
     def _calibrate(self, worker: WorkerProcess) -> None:
+        self.batch_times.measured(worker.batching)
         for ladder in self.ladders:
             ladder.calibrate(worker.calibrations)
 
@@ -342,15 +426,22 @@ def _note_partial(worker: WorkerProcess, turn: Turn) -> None:
     """Take the steps that a worker has of the frame so far, while its memory is there."""
     if turn.answered or (turn.partial is not None and worker is not turn.runner):
         return
-    if (found := worker.partial(turn.frame.seq)) is not None:
+    if (found := worker.partial(turn.frame.seq, turn.stream)) is not None:
         response, payload = found
         turn.shapes = response.shapes
         turn.partial = RunResult(payload, response.tier, _step_times(response), response.step)
 
 
+def _is_behind(worker: WorkerProcess, turn: Turn) -> bool:
+    """Whether the worker has observed neither this frame nor a later one of its stream."""
+    observed = worker.observed.get(turn.stream)
+    return observed is None or observed < turn.number
+
+
 def _missed(worker: WorkerProcess, turn: Turn) -> int:
-    """Started frames that the worker was not given since its last one; 0 for a new worker."""
-    return 0 if worker.observed is None else max(0, turn.number - worker.observed - 1)
+    """Started frames of the stream that the worker was not given since its last one; 0 for a new worker."""
+    observed = worker.observed.get(turn.stream)
+    return 0 if observed is None else max(0, turn.number - observed - 1)
 
 
 def _step_times(response: Response) -> StepTimes:

@@ -108,6 +108,7 @@ class StageCounters:
     late_results: int = 0
     rehearsals: int = 0  # runs of the spare worker that no frame waited for, to keep it warm
     probes: int = 0  # runs of a higher tier outside any frame's answer
+    batched: int = 0  # frames that ran together with those of other streams
     backups: int = 0  # frames that the second worker ran as well, on the cheapest tier
     # frames that a worker with a full queue did not get, for its histories
     missed_observations: int = 0

@@ -147,6 +147,15 @@ class TierLadder:
         return self.tiers[-1]
 
     @property
+    def slowdown(self) -> float:
+        """How much slower the machine is than when the tier in use was calibrated."""
+        return self._slowdown
+
+    def forecast(self, tier: int) -> Forecast:
+        """What a run of the tier is predicted to take."""
+        return self.forecasts[self.tiers.index(tier)]
+
+    @property
     def tier(self) -> int:
         """The most accurate tier that frames get now."""
         return self.tiers[self.level]
@@ -164,7 +173,11 @@ class TierLadder:
 
         Inference plus decode, pre- and postprocessing and hand-over.
         """
-        return self.forecasts[self.tiers.index(tier)].ms
+        return self.forecast(tier).ms
+
+    def likely_ms(self, tier: int) -> float:
+        """What a whole run of the tier takes as a rule, rather than at worst."""
+        return self._clocks[self.tiers.index(tier)].likely_ms(self._slowdown, self._overhead_ms)
 
     def take_over(self, before: "TierLadder") -> None:
         """Go on where another ladder of the stage was in use: the machine is as slow as it was there."""

@@ -193,9 +193,12 @@ def set_right_of_way(stages: Sequence[Ranked], config: NodeConfig, cores: int | 
     `cores` of this process, 0: they share them anyhow.
     """
     cores = len(os.sched_getaffinity(0)) if cores is None else cores
-    has_own_cores = 0 < config.worker_threads * len(stages) + 1 <= cores and bool(config.worker_threads)
+    threads = config.worker_threads * len(config.whole_stages)
+    has_own_cores = 0 < threads + 1 <= cores and bool(threads)
     for stage in stages:
-        higher = [other for other in stages if other.config.priority > stage.config.priority]
+        # Streams of one stage share its workers, which take the frames of the higher priority first.
+        others = [one for one in stages if one is stage or one.config.stage != stage.config.stage]
+        higher = [other for other in others if other.config.priority > stage.config.priority]
         if higher:
             stage.give_way(RightOfWay(stage, higher, has_own_cores=has_own_cores, learns=cores > 0))
             for other in higher:

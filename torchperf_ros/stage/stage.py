@@ -4,20 +4,22 @@ Two threads meet here, under one lock that is never held while anything is publi
 received a frame hands it to an idle worker itself (waking another thread first would cost more than the
 copy), and the stage's own thread waits for results and for the deadline, and publishes. Events only change
 the turn; `_decide` alone decides what follows.
+
+A stage with streams is several objects of this class, one for each stream. They share the workers, the lock
+and the thread, see `stage_thread.py`; all else is each stream's own.
 """
 
 import contextlib
-import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from torchperf_ros.api.alert import Alert
 from torchperf_ros.api.cdr import header_stamp_ns
 from torchperf_ros.api.clock import NS_PER_MS, NS_PER_S
-from torchperf_ros.api.errors import BadInput, ConfigError, ProtocolError
+from torchperf_ros.api.errors import BadInput, ConfigError
 from torchperf_ros.api.outcome import IN_TIME, Fallback, Outcome
 from torchperf_ros.safety.guard import Guard
 from torchperf_ros.safety.stop_output import PATH, can_stop, warm_up_stop
@@ -43,9 +45,10 @@ from torchperf_ros.stage.practice import HedgeRule, Purpose
 from torchperf_ros.stage.right_of_way import NEVER_NS, Arrivals, RightOfWay
 from torchperf_ros.stage.scenes import DEFAULT, SceneChooser
 from torchperf_ros.stage.stage_guard import GUARD_ODOMETRY, StageGuard
+from torchperf_ros.stage.stage_thread import StageThread
 from torchperf_ros.stage.turn import Output, Turn, Verdict
-from torchperf_ros.stage.waiter import PublishMargin, StageWaiter
-from torchperf_ros.workers.frame_ring import InputBytes
+from torchperf_ros.stage.waiter import Alarm, PublishMargin, StageWaiter
+from torchperf_ros.workers.frame_ring import FrameRing, InputBytes
 from torchperf_ros.workers.protocol import Response
 from torchperf_ros.workers.worker_pool import WorkerPool
 from torchperf_ros.workers.worker_process import WorkerProcess
@@ -61,9 +64,10 @@ _WITHHELD = "withheld: the emergency lane is latched"
 
 
 class Stage:
-    """One stage: a mailbox, a turn for one frame, and a version of the model that runs it.
+    """One stage, or one stream of it: a mailbox, a turn for one frame, and a version of the model that runs it.
 
     Attributes:
+        thread: its thread, lock and timer; `place` the number of the stream that this is, 0 mostly.
         model: the version that serves.
         shadow: a version beside it, None mostly; it is set with the lock held.
         mailbox: the frame that waits; `turn` has the one that is being answered, None without one.
@@ -71,7 +75,10 @@ class Stage:
         guard: the check of plans; None where the parameters ask for none.
         lower: stages that give way to this one.
         lock: held by all that changes the turn, never while anything is published.
+        arrivals: when its frames come.
+        ring: where its frames lie for the workers.
         budget_ms: of the last frame that was begun.
+        behind: frames in a row that had no result in time.
     """
 
     def __init__(
@@ -81,33 +88,42 @@ class Stage:
         ports: StagePorts,
         ros_now: Callable[[], int],
         machinery: StageMachinery = LIVE,
+        beside: "Stage | None" = None,
     ) -> None:
         """Prepare a stage.
 
-        `setup` is what its workers get at their start, `ros_now` gives ROS time in ns.
+        `setup` is what its workers get at their start, `ros_now` gives ROS time in ns. `beside` is another
+        stream of the stage, whose workers and thread this one shares.
         """
         self.ports, self.clock, self.ros_now = ports, machinery.clock, ros_now
         self._input_clock = machinery.input_clock
-        self.lock = threading.Lock()
+        self.thread: StageThread = StageThread(config, machinery) if beside is None else beside.thread
+        self.lock = self.thread.lock
+        self.place: int = len(self.thread.stages)
+        self.waiter: StageWaiter | Alarm = self.thread.add(self)
         self.mailbox = Mailbox()
         self.turn: Turn | None = None
         self.budget_ms = config.budget_ms
         self.margin = PublishMargin(first_wake_ms=min(_FIRST_WAKE_MS, _FIRST_WAKE_SHARE * config.budget_ms))
-        self.waiter: StageWaiter = machinery.waiter()
         self.fallbacks = FallbackOutputs()
         self.statistics = StageStatistics(config, self.clock)
         self.scenes = SceneChooser(config)
         self._alerts: deque[Alert] = deque()  # for the stage's thread to publish; any thread appends
         self.limits = TierLimits(config, self.tell, ports.log)
         self.actions, self.memory = self.limits.actions, self.limits.memory
-        self._inputs, self._arrivals = Inputs(config), Arrivals()
+        self._inputs, self.arrivals = Inputs(config), Arrivals()
         self.sync = self._inputs.sync
         self.right_of_way: RightOfWay | None = None
         self.lower: list[Stage] = []
         self.shadow: SecondVersion | None = None
-        setup = replace(setup, loaded=tuple(self.scenes.tiers_to_load()))
-        pool = machinery.pool(config, setup, self, ports.log)
-        self.model = ModelVersion(BASE, config, {}, setup, pool, Crew(pool, config, self.waiter))
+        if beside is None:
+            setup = replace(setup, loaded=tuple(self.scenes.tiers_to_load()))
+            pool = machinery.pool(config.whole_stage, setup, self.thread, ports.log)
+            crew = Crew(pool, config, self.thread.waiter)
+            self.model = ModelVersion(BASE, config, {}, setup, pool, crew)
+        else:
+            self.model = replace(beside.model, config=config)
+        self.ring: FrameRing = self.pool.rings[self.place]
         self.guard: StageGuard | None = None
         self.checks: list[Check] = []
         self.observers: list[Observer] = [self._record]
@@ -125,10 +141,12 @@ class Stage:
             )
             self.checks += [self.guard.check_output, self.scenes.check_output]
             self.observers.append(self.guard.answered)
+        self.behind = 0
+        self._alone = (
+            False  # whether a frame of this stream has failed in a batch, and none came through since
+        )
         self._unlogged = ""  # the traceback of an error that happened under the lock
         self._accepting = False
-        self._open = True
-        self._thread = threading.Thread(target=self._run, name=f"stage-{config.name}", daemon=True)
 
     # -- the receiving thread: a frame comes in
 
@@ -148,7 +166,7 @@ class Stage:
             if not is_free or description is None:
                 return None
             model.crew.expect()
-            return model.pool.ring.slot(len(description.inputs))
+            return self.ring.slot(len(description.inputs))
 
     def offer(
         self,
@@ -217,9 +235,10 @@ class Stage:
         if frame.scene not in self.scenes.ready:  # its tiers may be gone since it was received
             frame.scene = DEFAULT
         self.budget_ms = frame.budget_ms
-        self.model.crew.use(frame.scene)
+        ladder = self.model.crew.use(frame.scene, self.place)
         leave_ns = max(now_ns, frame.deadline_ns - round(self.margin.ms * NS_PER_MS))
-        self.turn = Turn(frame, (now_ns - frame.received_ns) / NS_PER_MS, leave_ns)
+        wait_ms = (now_ns - frame.received_ns) / NS_PER_MS
+        self.turn = Turn(frame, wait_ms, leave_ns, ladder, self.place)
         self._go_on(self.turn, now_ns)
         if self.shadow is not None:
             self.shadow.begun()
@@ -253,8 +272,8 @@ class Stage:
             self.waiter.wake()
 
     def _write(self, turn: Turn) -> None:
-        self._arrivals.add(turn.frame)
-        self._inputs.write(turn, self.model.pool.ring)
+        self.arrivals.add(turn.frame)
+        self._inputs.write(turn, self.ring)
 
     def _start(self, turn: Turn, now_ns: int) -> None:
         """Run a frame on an idle worker, if there is one, and no stage of higher priority forbids it.
@@ -262,7 +281,7 @@ class Stage:
         A stale frame is answered already; its result stands in for the frames after it. It gets the time
         that a fresh one has.
         """
-        fresh_ms, way = self._fresh_ms, self.right_of_way
+        fresh_ms, way = self.fresh_ms, self.right_of_way
         left_ms = fresh_ms if turn.frame.stale else turn.left_ms(now_ns)
         if way is not None:
             if blocked := self._blocked(now_ns):
@@ -270,8 +289,46 @@ class Stage:
                 return
             turn.held_by = ""
             left_ms = min(left_ms, way.left_ms(now_ns))
+        if self.thread.has_streams and not turn.frame.stale:
+            if self.thread.is_too_late(turn, now_ns):
+                return
+            if not turn.held_ns and (until_ns := self.thread.gives_way(self, now_ns)):
+                turn.held_ns = until_ns
+                return
+        if self.thread.batches and not turn.frame.stale:
+            if self._waits_for_others(turn, now_ns):
+                return
+            self.thread.start_together(now_ns)
+            if turn.runner is not None:
+                return
         if self.model.crew.start(turn, left_ms, fresh_ms, now_ns) and self._runs_all:
             self._start_backup(turn, now_ns)
+
+    @property
+    def may_batch(self) -> bool:
+        """Whether the frame in flight waits for a worker only, and may share one with those of other streams.
+
+        One whose frame failed in a batch runs alone until a frame has come through.
+        """
+        turn = self.turn
+        return (
+            turn is not None
+            and turn.runner is None
+            and turn.failure is None
+            and turn.length > 0
+            and not (turn.frame.stale or turn.inputs_until_ns or turn.held_by or self._alone)
+        )
+
+    def _waits_for_others(self, turn: Turn, now_ns: int) -> bool:
+        """Whether the frame may still wait for those of other streams; sets when to look again if it does."""
+        if not self.config.batch_wait_ms or self.thread.all_wait:
+            return False
+        until_ns = turn.frame.received_ns + round(self.config.batch_wait_ms * NS_PER_MS)
+        whole_ms = self.model.crew.whole_batch_ms(self.ladder)
+        if until_ns <= now_ns or (turn.leave_ns - until_ns) / NS_PER_MS < whole_ms:
+            return False
+        turn.held_ns = until_ns
+        return True
 
     @property
     def _runs_all(self) -> bool:
@@ -283,34 +340,17 @@ class Stage:
 
     # -- the stage's thread: results, deadline, answer
 
-    def _run(self) -> None:
-        while self._open:
-            try:
-                self.step(self.waiter.wait())
-            except Exception:  # the thread's boundary: this frame is lost, the stage goes on
-                with contextlib.suppress(Exception):  # logging may fail as well
-                    self.note_error("lost a frame")
-                with self.lock:
-                    if self.turn is not None:
-                        self.turn.answered = True  # what still comes for it is late
-                    self.turn = None
-                    self.waiter.wake()  # for the frame that waits
+    def look(self) -> Verdict | None:
+        """Begin what waits, and find out what follows; the verdict where the frame in flight can be answered.
 
-    def step(self, descriptors: list[int]) -> None:
-        """Take what is ready, and do what follows.
-
-        Answer the frame, or wait on; called by the stage's thread only.
+        With the lock held, on the stage's thread.
         """
-        with self.lock:
-            for descriptor in descriptors:
-                worker = self.waiter.worker(descriptor)
-                if worker is not None:
-                    self._receive(worker)
-            if self.turn is None:  # a frame waits all the same where an error has lost the one before it
-                self._begin(self.clock())
-            turn = self.turn
-            verdict = None if turn is None else self._decide(turn, self.clock())
-        # What takes a moment is done without the lock.
+        if self.turn is None:  # a frame waits all the same where an error has lost the one before it
+            self._begin(self.clock())
+        return None if self.turn is None else self._decide(self.turn, self.clock())
+
+    def go_on(self, turn: Turn | None, verdict: Verdict | None) -> None:
+        """Do what takes a moment, without the lock: answer the frame if there is a verdict, publish alerts."""
         if turn is not None and verdict is not None:
             self._next(turn, self._answer(turn, verdict))
         elif turn is not None and (now_ns := self.clock()) >= turn.prepare_ns:
@@ -322,31 +362,27 @@ class Stage:
         while self._alerts:
             self.ports.anomaly(self._alerts.popleft())
 
-    def _receive(self, worker: WorkerProcess) -> None:
-        """Take what a worker has sent: a response, or the end of its socket."""
-        if self.shadow is not None and self.shadow.takes(worker, self.clock(), free=self.turn is None):
-            return
-        try:
-            received = worker.receive()
-        except EOFError:
-            self._drop(worker)
-        except ProtocolError as error:
-            worker.kill(str(error))
-            self._drop(worker)
-        else:
-            if received is not None:
-                self._take(worker, *received)
+    def lose_frame(self) -> None:
+        """An error ended what the thread did for this stage: its frame is lost, the stage goes on."""
+        with contextlib.suppress(Exception):  # logging may fail as well
+            self.note_error("lost a frame")
+        with self.lock:
+            if self.turn is not None:
+                self.turn.answered = True  # what still comes for it is late
+            self.turn = None
+            self.waiter.wake()  # for the frame that waits
 
-    def _take(self, worker: WorkerProcess, response: Response, payload: bytes) -> None:
+    def take(self, worker: WorkerProcess, response: Response, payload: bytes) -> None:
+        """Take what a worker has sent for a frame of this stage; with the lock held."""
         now_ns, was_warm, crew = self.clock(), worker.has_run, self.model.crew
-        turn = crew.take(worker, response, payload, self._fresh_ms, now_ns)
+        turn = crew.take(worker, response, payload, self.fresh_ms, now_ns)
         if (way := self.right_of_way) is not None:
             way.ended_ns = now_ns
             if (
                 turn is not None
                 and was_warm
                 and response.inference_ns >= 0
-                and response.tier == crew.ladder.last
+                and response.tier == self.ladder.last
             ):
                 way.ran((now_ns - worker.busy_since_ns) / NS_PER_MS, now_ns)
         if turn is not None and response.outcome == Outcome.ON_TIME:
@@ -383,7 +419,7 @@ class Stage:
         frame, turn.answered = turn.frame, True
         if not frame.stale:
             # Of a stale frame an anytime model gives all its steps, for the frames after it.
-            self.model.pool.ring.answered(frame.seq)
+            self.ring.answered(frame.seq)
         started_ns = self.clock()
         output = self._best(turn, verdict, started_ns)
         for check in self.checks:
@@ -446,18 +482,24 @@ class Stage:
             if runs_late and self.mailbox.waiting is None:
                 self._start(answered, now_ns)  # for the histories, and the next `hold_last`
             crew.learn(answered, now_ns)
+            self.behind = self.behind + 1 if answer.outcome is Outcome.LATE else 0
+            if answered.together and answered.failure is not None:
+                self._alone = True
+            elif answered.survived:
+                self._alone = False
+            self.statistics.counters.batched += answered.together
             self.statistics.counters.missed_observations += crew.unseen
             crew.unseen = 0
             self.turn = None
             self.waiter.set(0)
             self._begin(now_ns)
-            if self.turn is None and answered.result is not None:
+            if answered.result is not None and self.thread.is_free:
                 self._practise(answered, now_ns)
             if self.shadow is not None:
                 self.shadow.answered(answered, answer, now_ns, free=self.turn is None)
         for stage in self.lower:
             stage.look_again(answer)
-        self.pool.ring.make_ready()
+        self.ring.make_ready()
 
     def _practise(self, answered: Turn, now_ns: int) -> None:
         """Have an idle worker run the frame once more where that helps and costs no deadline."""
@@ -468,8 +510,8 @@ class Stage:
         purpose = crew.practise(
             worker,
             answered,
-            fresh_ms=self._fresh_ms,
-            room_ms=max(0.0, (self._arrivals.next_ns - now_ns) / NS_PER_MS),
+            fresh_ms=self.fresh_ms,
+            room_ms=max(0.0, (self.thread.next_frame_ns - now_ns) / NS_PER_MS),
             way_ms=float("inf") if way is None else way.left_ms(now_ns),
             now_ns=now_ns,
         )
@@ -525,8 +567,8 @@ class Stage:
         Empty until a worker has described its adapter.
 
         Raises:
-            ConfigError: the stage has a guard and publishes something else than a path, or an input cannot
-                be synchronised.
+            ConfigError: the stage has a guard and publishes something else than a path, an input cannot be
+                synchronised, or `topics` names none of the adapter's.
         """
         if self.pool.description is None:
             return []
@@ -537,7 +579,14 @@ class Stage:
             )
         if self.sync is not None:
             self.sync.bind(self.pool.description.inputs)
-        own = [(index, topic, kind) for index, (topic, kind) in enumerate(self.pool.description.inputs)]
+        given, names = dict(self.config.topics), [topic for topic, _ in self.pool.description.inputs]
+        if unknown := given.keys() - set(names):
+            what = f"the adapter has no input {min(unknown)}; it has: {', '.join(names)}"
+            raise ConfigError(f"parameter {self.config.name}.topics: {what}")
+        own = [
+            (index, self.config.topic_of(topic), kind)
+            for index, (topic, kind) in enumerate(self.pool.description.inputs)
+        ]
         return [*own, *self.config.situation_inputs, *StageGuard.inputs(self.config)]
 
     def _input_ns(self, now_ns: int) -> int:
@@ -577,13 +626,12 @@ class Stage:
 
     def start(self) -> None:
         """Start the workers and the stage's thread; frames are taken from `activate` on."""
-        self.pool.start()
-        self._thread.start()
+        self.thread.start(self)
 
     def warm_up(self) -> None:
         """Have memory for the first frame and code for a stop ready, and wake the stage's thread once."""
         warm_up_stop(self.output_type)
-        self.pool.ring.make_ready(self.config.max_frame_bytes)
+        self.ring.make_ready(self.config.max_frame_bytes)
         with self.lock:
             self.waiter.wake()
 
@@ -609,7 +657,7 @@ class Stage:
         Not for the stage's own thread, which answers it.
         """
         turn = self.turn
-        if turn is None or not self._thread.is_alive():
+        if turn is None or not self.thread.is_alive:
             return
         left_s = (turn.frame.deadline_ns - self.clock()) / NS_PER_S
         give_up_at = time.monotonic() + max(left_s, 0.0) + _ANSWER_MARGIN_S
@@ -618,24 +666,18 @@ class Stage:
             time.sleep(_ANSWER_POLL_S)
 
     def stop(self) -> None:
-        """Answer the current frame, end the thread and kill the workers."""
+        """Answer the current frame; end the thread and kill the workers if no other stream has them."""
         self.deactivate()
         self.finish()
-        self._open = False
-        with self.lock:
-            self.waiter.wake()
-        if self._thread.is_alive():
-            self._thread.join()
-        if self.shadow is not None:
-            self.shadow.remove()
-        self.pool.stop()
-        self.waiter.close()
+        self.thread.stop(self)
 
     def reconfigure(self, config: StageConfig) -> None:
         """Take changed parameters (those that may change live); each version keeps what is its own."""
         with self.lock:  # no exchange in between may give one version the other's changes
             own = replace(config, **self.model.changes)
-            self.model.config = self.pool.config = self.scenes.config = self.actions.config = own
+            self.model.config = self.scenes.config = self.actions.config = own
+            if not self.place:
+                self.pool.config = own.whole_stage
             if self.shadow is not None:
                 self.shadow.reconfigure(config)
         self.statistics.reconfigure(own)
@@ -658,11 +700,14 @@ class Stage:
 
     @property
     def ladders(self) -> list[TierLadder]:
-        return self.model.crew.ladders
+        """Those that its frames are answered by: one for each scene, or the stream's own."""
+        ladders = self.model.crew.ladders
+        return [ladders[self.place]] if self.config.stream else ladders
 
     @property
     def ladder(self) -> TierLadder:
-        return self.model.crew.ladder
+        """The one that its last frame was answered by."""
+        return self.model.crew.ladders[self.place] if self.config.stream else self.model.crew.ladder
 
     @property
     def hedge_rule(self) -> HedgeRule:
@@ -671,6 +716,9 @@ class Stage:
 
     @property
     def everyone(self) -> list[WorkerProcess]:
+        """Its workers, those of a second version too; streams share theirs, which are the first one's here."""
+        if self.place:
+            return []
         shadow = self.shadow
         return self.pool.everyone if shadow is None else [*self.pool.everyone, *shadow.pool.everyone]
 
@@ -686,18 +734,26 @@ class Stage:
         return "" if self.pool.description is None else self.pool.description.output
 
     @property
+    def batch_words(self) -> str:
+        """How many frames of streams may run together, or why none do."""
+        times = self.model.crew.batch_times
+        return times.refusal or (
+            f"up to {times.most} frames in one run" if times.most > 1 else "each frame alone"
+        )
+
+    @property
     def output_stamp_problem(self) -> str:
         """What is wrong with the stamp of the newest output, see `FallbackOutputs`; takes no lock."""
         return self.fallbacks.stamp_problem(self.output_type)
 
     @property
-    def _fresh_ms(self) -> float:
+    def fresh_ms(self) -> float:
         """Time that a frame has which did not wait."""
         return self.budget_ms - self.margin.ms
 
     def _least_ms(self, scene: int) -> float:
         """What the cheapest tier of a scene takes, with the time to publish: no budget is shorter."""
-        return self.model.crew.ladders[scene].forecasts[-1].ms + self.margin.ms
+        return self.ladders[scene].forecasts[-1].ms + self.margin.ms
 
     # -- a second version
 
@@ -708,7 +764,7 @@ class Stage:
         becomes the listener of the returned version's pool.
         """
         served, self.model = self.model, model
-        model.pool.listener = self
+        model.pool.listener = self.thread
         for each in (served, model):
             each.crew.disown()
         self.scenes.config = self.actions.config = model.config
@@ -745,7 +801,7 @@ class Stage:
         """
         if not self.pool.ready:
             return NEVER_NS
-        return now_ns if self.turn is not None else self._arrivals.expected_ns(now_ns)
+        return now_ns if self.turn is not None else self.arrivals.expected_ns(now_ns)
 
     def _blocked(self, now_ns: int) -> tuple[int, str] | None:
         """When to look again, and why nothing may begin beside a stage of higher priority; None: it may."""
@@ -771,7 +827,7 @@ class Stage:
 
     def act(self, now_ns: int) -> None:
         """Once a second: do what follows from the alerts that were reported to `actions`."""
-        self.limits.act(self.ladders, now_ns, self._fresh_ms)
+        self.limits.act(self.ladders, now_ns, self.fresh_ms)
         self.scenes.force(self.actions.scene)
 
     def tell(self, alert: Alert) -> None:
@@ -779,48 +835,28 @@ class Stage:
         with self.lock:
             self.add_alert(alert)
 
-    # -- the pool's thread: workers come and go
 
-    def worker_ready(self, worker: WorkerProcess) -> None:
-        """A worker can take frames; a frame may wait for it."""
-        warm_up_stop(self.output_type)
-        with self.lock:
-            self.model.crew.join(worker)
-            self.scenes.look_at(self.pool)
-            self.statistics.health.ready()
-            self.waiter.wake()
+def refuse_one_topic(inputs: Sequence["StageInput"]) -> None:
+    """See that no two streams of a stage have one trigger.
 
-    def worker_died(self, worker: WorkerProcess | None, reason: str, *, lasting: bool) -> None:
-        """A worker is gone, or was never there.
+    Raises:
+        ConfigError: two have; names both and the topic.
+    """
+    seen: dict[tuple[str, str], str] = {}
+    for one in inputs:
+        config = one.stage.config
+        if one.index == 0 and config.stream:
+            other = seen.setdefault((config.stage, one.topic), config.stream)
+            if other != config.stream:
+                what = (
+                    f"{other} and {config.stream} both take {one.topic}; each stream has a topic of its own"
+                )
+                raise ConfigError(f"parameter {config.stage}.streams: {what}")
 
-        The stage's thread answers for it if it had not noticed yet.
-        """
-        with self.lock:
-            pid = 0
-            if worker is not None:
-                self._drop(worker)
-                pid = worker.pid
-            alone, restarts = not self.pool.ready, self.pool.restarts
-            self.add_alert(self.statistics.worker_died(reason, pid, restarts, lasting=lasting, alone=alone))
 
-    def worker_replaced(self, worker: WorkerProcess, successor: WorkerProcess) -> bool:
-        """Have nothing more to do with an idle worker, as another takes its place; False if it is busy."""
-        with self.lock:
-            is_free = self.model.crew.replace(worker, successor)
-            if is_free:
-                self.scenes.look_at(self.pool)
-            return is_free
-
-    def worker_told(self, text: str) -> None:
-        """A change of a worker's models: for `/perf/anomaly`."""
-        self.tell(change_alert(self.config.name, "model", text))
-
-    def _drop(self, worker: WorkerProcess) -> None:
-        """Have nothing more to do with a worker that is gone; called with the stage's lock held."""
-        if worker is self.scenes.word_of:
-            self.scenes.forget_word()  # the tiers of that scene may be what ends its workers
-        self.model.crew.drop(worker)
-        self.scenes.look_at(self.pool)
+def beside(stages: Sequence[Stage], config: StageConfig) -> Stage | None:
+    """Of these the first stream of the stage that this configuration is of; None where it is the first."""
+    return next((one for one in stages if config.stream and one.config.stage == config.stage), None)
 
 
 @dataclass

@@ -6,6 +6,7 @@ from torchperf_ros.api.clock import NS_PER_MS
 from torchperf_ros.api.outcome import IN_TIME, Fallback, GuardVerdict, Outcome
 from torchperf_ros.safety.guard import Checked
 from torchperf_ros.stage.frame import Answer, Frame, StepTimes
+from torchperf_ros.stage.ladder import TierLadder
 from torchperf_ros.workers.worker_process import WorkerProcess
 
 _PREPARE_NS = 4 * NS_PER_MS
@@ -67,6 +68,8 @@ class Turn:
     frame: Frame  # the frame
     wait_ms: float  # time that it spent in the mailbox, and waiting for inputs
     leave_ns: int  # when waiting ends: the deadline less the publish margin
+    ladder: TierLadder  # chooses the tier that runs it
+    stream: int = 0  # number of the stream that it is of
     hedge_ns: int = 0  # when the backup is asked as well, 0 before the runner has started
     offset: int = 0
     length: int = 0
@@ -76,6 +79,7 @@ class Turn:
     tier: int = -1  # tier of the runner's run, -1 before
     result: RunResult | None = None  # the runner's good result
     backup_result: RunResult | None = None  # the backup's good result
+    together: bool = False  # whether the runner has it in a batch with frames of other streams
     partial: RunResult | None = None
     backup_failed: bool = False  # the backup ran and gave nothing; it is not tried twice
     failure: Outcome | None = None

@@ -96,6 +96,33 @@ class StageWaiter:
         os.close(timer)
 
 
+class Alarm:
+    """One stream's part of the timer that all streams of a stage share; it rings for the earliest of them.
+
+    Attributes:
+        at_ns: when this stream wants to be looked at; 0: not before a worker has something for it.
+    """
+
+    def __init__(self, waiter: StageWaiter, beside: "list[Alarm]") -> None:
+        self.at_ns = 0
+        self._waiter, self._beside = waiter, beside
+        beside.append(self)
+
+    def set(self, at_ns: int) -> None:
+        """See `StageWaiter.set`; what the other streams have set stands."""
+        self.at_ns = at_ns
+        self.ring_for_the_first()
+
+    def ring_for_the_first(self) -> None:
+        """Set the timer to the earliest time that any of the streams wants."""
+        self._waiter.set(min((one.at_ns for one in self._beside if one.at_ns), default=0))
+
+    def wake(self) -> None:
+        """See `StageWaiter.wake`."""
+        self.at_ns = _AT_ONCE_NS
+        self._waiter.wake()
+
+
 _LEAST_MS: Final = 0.1
 _MOST_MS: Final = 4.0
 _SAMPLES: Final = 128  # that each part is learned from

@@ -89,7 +89,7 @@ def _sample(written: str, text: str) -> Sample:
 
 
 def _run_samples(path: Path, stage: str) -> list[Sample]:
-    from torchperf_ros.observe.runs.run_file import read_run
+    from torchperf_ros.observe.runs.run_log import read_run
 
     frames = read_run(path).frames
     name = stage or list(frames)[-1]

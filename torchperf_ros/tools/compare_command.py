@@ -11,7 +11,7 @@ from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.tools.shell import Command, File, Files, check_outputs, console, fail, need, say
 
 if TYPE_CHECKING:
-    from torchperf_ros.observe.runs.compare.comparison import Comparison
+    from torchperf_ros.observe.runs.comparison import Comparison
 
 _PLAIN_WIDTH: Final = 180
 _PERCENT: Final = 100.0
@@ -106,8 +106,8 @@ def compare(  # noqa: PLR0913, PLR0917 - one for each option
     one).
     """
     need("scipy", "arch", *(("plotly", "jinja2") if html else ()))
-    from torchperf_ros.observe.runs.compare import verdict_text as text
-    from torchperf_ros.observe.runs.compare.comparison import compare as judge
+    from torchperf_ros.observe.runs import verdict as text
+    from torchperf_ros.observe.runs.comparison import compare as judge
     from torchperf_ros.replay.run_reading import load_run
 
     sides = _sides(runs or [], base or [], new or [])
@@ -127,7 +127,7 @@ def compare(  # noqa: PLR0913, PLR0917 - one for each option
     if markdown:
         _write("--markdown", markdown, text.markdown(found))
     if html:
-        from torchperf_ros.observe.runs.compare.verdict_page import verdict_page
+        from torchperf_ros.observe.runs.verdict import verdict_page
 
         _write("--html", html, verdict_page(found))
     if json:
@@ -154,8 +154,8 @@ def _write(flag: str, path: Path, text: str) -> None:
 
 def _show(comparison: "Comparison") -> None:
     from torchperf_ros.api.text import console_table
-    from torchperf_ros.observe.runs.compare import verdict_text as text
-    from torchperf_ros.observe.runs.compare.changes import Judgement
+    from torchperf_ros.observe.runs import verdict as text
+    from torchperf_ros.observe.runs.changes import Judgement
 
     shown, bad = console(_PLAIN_WIDTH), "bold red"
     looks = {

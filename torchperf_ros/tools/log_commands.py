@@ -82,7 +82,7 @@ def play(  # noqa: PLR0913, PLR0917 - options of a command line
     raise typer.Exit(status)
 
 
-def make_log(
+def make_log(  # noqa: PLR0913, PLR0917 - one parameter for each option
     output: Annotated[
         Path, Argument(help="A .mcap, .db3 or .bag (ROS 1), or, without a suffix, a rosbag2 folder.")
     ],
@@ -91,6 +91,7 @@ def make_log(
         str, Option(metavar="WxH", help=f"Of images, {_LEAST_PX} to {_MOST_PX} px each way.")
     ] = "1280x720",
     compressed: Annotated[bool, Option("--compressed", help="JPEG images instead of rgb8.")] = False,
+    cameras: Annotated[int, Option(min=1, max=8, help="Several: on /front/image, /left/image ...")] = 1,
     jitter_ms: Annotated[
         float, Option(min=0.0, max=1000.0, help="Standard deviation from stamp to receipt.")
     ] = 0.0,
@@ -106,7 +107,9 @@ def make_log(
     /camera/image_raw/compressed, with JPEG. /odom has nav_msgs/Odometry: 15 m/s
     straight ahead. /ground_truth/objects has visualization_msgs/MarkerArray: the
     cars, as cubes in base_link; `points` has the corners of each one's box in the
-    image, in pixels. A ROS 1 bag has no markers.
+    image, in pixels. A ROS 1 bag has no markers. Several cameras have the topics
+    /front/image, /left/image, /right/image, /rear/image and so on, each with
+    another part of the road.
 
     Faults: gap (no messages), zero-stamp, backward-stamp (1 s), jump-stamp
     (1 h), repeat-stamp, other-size (half), black, frozen, truncated (half of
@@ -131,6 +134,7 @@ def make_log(
             width=width,
             height=height,
             compressed=compressed,
+            cameras=cameras,
             jitter_ms=jitter_ms,
             drop=drop,
             faults=faults,
@@ -163,9 +167,6 @@ def report(
     node: Annotated[
         shell.Text, shell.node_option("--node", "Default: all in a log, /perf with --live.")
     ] = None,
-    schema: Annotated[
-        bool, Option("--schema", help="Print the JSON schema of a node's records, and stop.")
-    ] = False,
 ) -> None:
     """Show how the models did, on one page to open, keep and send: it needs no network.
 
@@ -180,17 +181,12 @@ def report(
 
     Exit status: 0, or 2 for a log that cannot be used.
     """
-    if schema:
-        from torchperf_ros.observe.recorder.record_schema import schema as record_schema
-
-        typer.echo(record_schema(), nl=False)
-        return
     if not logs and not live:
         shell.fail("name a log, or --live SECONDS")
     shell.check_outputs({"--output": output})
     shell.need("plotly", "jinja2")
     shell.need(*(["rclpy"] if live else []))
-    from torchperf_ros.observe.runs.report.report_page import write_report
+    from torchperf_ros.observe.runs.report_page import write_report
     from torchperf_ros.replay.input_pictures import input_pictures
     from torchperf_ros.replay.run_reading import read_runs
 
@@ -201,7 +197,7 @@ def report(
             for run in read_runs(log, shell.follow(bars, f"reading {log.name}"), node)
         ]
         if live:
-            from torchperf_ros.observe.top.listener import listen_for
+            from torchperf_ros.observe.top.top import listen_for
 
             name = node or "/perf"
             runs.append(listen_for(name, live, shell.follow(bars, f"listening to {name}", per_s=1e3)))

@@ -84,7 +84,7 @@ class DetectorTask(Task):
     def __init__(self, log: LabelledLog | None = None) -> None:
         """Learn from a log's labelled images, or from drawn ones where there is none."""
         self._log, self._sources = log, dict[int | str, Labelled]()
-        self._teacher: Any = None
+        self.teacher: Any = None
 
     def network(self, tier: str, width: int | None = None) -> DetectorNet:
         """A network that finds nothing yet (Lin et al., "Focal Loss for Dense Object Detection", 2017)."""
@@ -117,7 +117,7 @@ class DetectorTask(Task):
 
     def learn_from(self, teacher: Any) -> None:  # noqa: ANN401 - as `Task` has it
         """Have cells be like the teacher's, too."""
-        self._teacher = teacher
+        self.teacher = teacher
 
     def batch(self, seed: int | str, number: int, count: int) -> tuple[Tensor, list[list[Label]]]:
         """Images and labels, see `Labelled.batch`."""
@@ -133,10 +133,10 @@ class DetectorTask(Task):
         images, labels = batch[0].to(device), batch[1]
         cells = network.cells(images)
         total = loss(cells, labels)
-        if self._teacher is None:
+        if self.teacher is None:
             return total
         with torch.no_grad():
-            taught = self._teacher.cells(images)
+            taught = self.teacher.cells(images)
         return total + _beside(cells.float(), taught.float())
 
     def judge(

@@ -119,7 +119,7 @@ def drive(seed: int | str, number: int) -> Iterator[Tick]:
     """
     draw = random.Random(f"{seed}/drive {number}")
     scenario = draw_scenario(SCENARIOS[number % len(SCENARIOS)], draw.getrandbits(24))
-    world, camera, fov_deg = World(scenario), _Camera(draw), draw.uniform(*_FOV_DEG)
+    world, camera, fov_deg = World(scenario), ImitatedCamera(draw), draw.uniform(*_FOV_DEG)
     stamp_ns, since, stood, blind = world.start_ns, 0, 0, 0
     while not world.over and stood < _STANDING_FRAMES:
         world.advance(stamp_ns)
@@ -147,7 +147,6 @@ def drive(seed: int | str, number: int) -> Iterator[Tick]:
 
 
 def _push(vehicle: Vehicle, draw: random.Random) -> None:
-    """Put the vehicle aside, turn it and change its speed."""
     aside_m = draw.gauss(0.0, _ASIDE_M)
     vehicle.x -= aside_m * math.sin(vehicle.yaw)
     vehicle.y += aside_m * math.cos(vehicle.yaw)
@@ -155,7 +154,7 @@ def _push(vehicle: Vehicle, draw: random.Random) -> None:
     vehicle.speed *= draw.uniform(*_SPEEDS)
 
 
-class _Camera:
+class ImitatedCamera:
     """What the reference detector would find in images of the drawn road.
 
     Each object has an error of its own, too.

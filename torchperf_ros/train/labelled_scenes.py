@@ -78,7 +78,6 @@ class LabelledScenes:
 
     @staticmethod
     def _exposed(image: Tensor, draw: random.Random) -> Tensor:
-        """The image as cameras differ: contrast, brightness, and in some of them noise."""
         image.mul_(draw.uniform(*_CONTRAST)).add_(draw.uniform(-_BRIGHTNESS, _BRIGHTNESS))
         if draw.random() < _NOISY_SHARE:
             noise = torch.Generator().manual_seed(draw.getrandbits(32))

@@ -68,8 +68,6 @@ class Batch(NamedTuple):
 
 
 class LidarTask(Task):
-    """Trains `PillarNet` on drawn clouds, and judges it on others, see `Task`."""
-
     name = "lidar"
     tiers: Mapping[str, int] = PILLAR_WIDTHS
     steps: Mapping[str, int] = {"full": 1200, "medium": 1500, "fast": 2000}
@@ -142,7 +140,6 @@ class LidarTask(Task):
 
 
 def _mean(values: list[float]) -> float:
-    """Of those that there are, NaN where there are none."""
     known = [value for value in values if not math.isnan(value)]
     return sum(known) / len(known) if known else math.nan
 

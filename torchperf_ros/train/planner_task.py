@@ -55,8 +55,6 @@ Batch = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class PlannerTask(Task):
-    """Trains `PlannerNet`, see `Task`."""
-
     name = "planner"
     tiers: Mapping[str, int] = PLANNER_WIDTHS
     steps: Mapping[str, int] = {"full": 1800, "medium": 1700, "fast": 1500}
@@ -118,7 +116,7 @@ class PlannerTask(Task):
         That of the early exits counts less (deep supervision, Lee et al., 2015).
         """
         *inputs, plans = (part.to(device) for part in batch)
-        *early, last = [_off(outputs.float(), plans) for outputs in network.steps(*inputs)]
+        *early, last = [plan_error(outputs.float(), plans) for outputs in network.steps(*inputs)]
         total: Tensor = last + _EARLY_EXIT_WEIGHT * sum(early)
         return total
 
@@ -166,12 +164,11 @@ def _constant(_history: Tensor, _mask: Tensor, ego: Tensor) -> Tensor:
 
 
 def _distances(outputs: Tensor, plans: Tensor) -> Tensor:
-    """In m, of each pose, [n, 30]."""
     away: Tensor = torch.linalg.vector_norm(outputs[:, :, :2] - plans[:, :, :2], dim=2)
     return away
 
 
-def _off(outputs: Tensor, plans: Tensor) -> Tensor:
+def plan_error(outputs: Tensor, plans: Tensor) -> Tensor:
     """Mean distance of the poses, of the last one, and of speeds and headings."""
     squared = (outputs[:, :, :2] - plans[:, :, :2]).square().sum(dim=2)
     away = (squared + 1e-4).sqrt()  # whose slope is finite where there is no distance

@@ -11,7 +11,7 @@ import os
 import queue
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +23,7 @@ from torchperf_ros.api.adapter import load_adapter
 from torchperf_ros.api.errors import ConfigError, TorchperfError
 from torchperf_ros.api.training_task import HELD_OUT, Task
 from torchperf_ros.engines.device import choose_device
-from torchperf_ros.observe.runs.machine_fingerprint import machine_now
+from torchperf_ros.observe.telemetry.machine import machine_now
 from torchperf_ros.train.labelled_log import LabelledLog
 from torchperf_ros.train.tier_training import (
     Techniques,
@@ -50,11 +50,20 @@ _HEIGHT: Final = 340
 Progress = Callable[[TierPlan, int, float], None]
 
 
-@dataclass(frozen=True)
-class TrainOptions(Techniques):
-    """What to train, as a command line has it.
+def plans_of(
+    means: Techniques,
+    models: Sequence[str],
+    tiers: Sequence[str],
+    share: float,
+    seed: int,
+    device: str,
+    judged: int | None,
+    folder: Path,
+) -> list[TierPlan]:
+    """What is to be trained of each tier of each model.
 
-    Attributes:
+    Args:
+        means: what is learned from, and how; its `adapter` goes before `models`.
         models: of `ADAPTERS`; none: all.
         tiers: names; none: all.
         share: of the default steps.
@@ -62,60 +71,41 @@ class TrainOptions(Techniques):
         device: cpu, cuda, or auto.
         judged: examples that the final scores are of; None: the task's default.
         folder: where everything is written.
+
+    Raises:
+        ConfigError: there is no such model, tier or device, a batch cannot be cut into so many parts, or
+            weights to start from or to learn from cannot be used.
     """
-
-    models: Sequence[str]
-    tiers: Sequence[str]
-    share: float
-    seed: int
-    device: str
-    judged: int | None
-    folder: Path
-
-    def plans(self) -> list[TierPlan]:
-        """Of each tier of each model.
-
-        Raises:
-            ConfigError: there is no such model, tier or device, a batch cannot be cut into so many parts,
-                or weights to start from or to learn from cannot be used.
-        """
-        _of(self.models, ADAPTERS, "model")
-        if self.adapter and self.models:
+    _of(models, ADAPTERS, "model")
+    if means.adapter and models:
+        raise ConfigError(f"models {', '.join(models)}: they have no effect beside adapter {means.adapter}")
+    found, plans = choose_device(device), []
+    names = dict.fromkeys(models) or ADAPTERS
+    for adapter in [means.adapter] if means.adapter else [ADAPTERS[name] for name in names]:
+        task = task_of(adapter, means.data)
+        _of(tiers, task.tiers, f"{task.name}: tier")
+        if task.batch_size % means.accumulate:
             raise ConfigError(
-                f"models {', '.join(self.models)}: they have no effect beside adapter {self.adapter}"
+                f"accumulate is {means.accumulate}; it has to divide {task.name}'s batch of {task.batch_size}"
             )
-        found = choose_device(self.device)
-        means = {one.name: getattr(self, one.name) for one in fields(Techniques)}
-        plans = []
-        names = dict.fromkeys(self.models) or ADAPTERS
-        for adapter in [self.adapter] if self.adapter else [ADAPTERS[name] for name in names]:
-            task = task_of(adapter, self.data)
-            _of(self.tiers, task.tiers, f"{task.name}: tier")
-            if task.batch_size % self.accumulate:
-                raise ConfigError(
-                    f"accumulate is {self.accumulate}; it has to divide {task.name}'s batch of"
-                    f" {task.batch_size}"
-                )
-            for tier in task.tiers:
-                if self.tiers and tier not in self.tiers:
-                    continue
-                plan = TierPlan(
-                    task.name,
-                    tier,
-                    max(1, round(self.share * task.steps[tier])),
-                    self.seed,
-                    str(found),
-                    self.judged or task.judged,
-                    self.folder / f"{task.name}-{tier}.checkpoint",
-                    **{**means, "adapter": adapter},
-                )
-                try:  # now, before hours go into the tiers that come first
-                    if self.start is not None or self.teacher is not None:
-                        network_of(task, plan)
-                except ConfigError as error:
-                    raise ConfigError(f"{task.name}, tier {tier}: {error}") from error
-                plans.append(plan)
-        return plans
+        for tier in [tier for tier in task.tiers if not tiers or tier in tiers]:
+            plan = TierPlan(
+                task.name,
+                tier,
+                max(1, round(share * task.steps[tier])),
+                seed,
+                str(found),
+                judged or task.judged,
+                folder / f"{task.name}-{tier}.checkpoint",
+                **{**vars(means), "adapter": adapter},
+            )
+            try:  # now, before hours go into the tiers that come first
+                if means.start is not None or means.teacher is not None:
+                    network_of(task, plan)
+            except ConfigError as error:
+                raise ConfigError(f"{task.name}, tier {tier}: {error}") from error
+            plans.append(plan)
+    return plans
 
 
 def task_of(adapter: str, data: tuple[Path, str, Path] | None) -> Task:
@@ -137,21 +127,20 @@ def _of(names: Sequence[str], known: Mapping[str, Any], what: str) -> None:
         raise ConfigError(f"{what} {unknown[0]!r} does not exist; allowed: {', '.join(known)}")
 
 
-def train_all(
-    options: TrainOptions, plans: Sequence[TierPlan], advance: Progress
-) -> dict[TierPlan, TierResult]:
+def train_all(plans: Sequence[TierPlan], advance: Progress) -> dict[TierPlan, TierResult]:
     """Train every plan, each in a process of its own, as many at a time as the process may use cores; on CUDA one.
 
     Raises:
         TrainingFailed: a process ended before it was done.
         ConfigError: nothing can be written to the folder, or a log's labels cannot be used.
     """
+    folder = plans[0].checkpoint.parent
     try:
-        options.folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"output {options.folder}: {error.strerror}; name a folder of yours") from error
-    if not os.access(options.folder, os.W_OK | os.X_OK):
-        raise ConfigError(f"output {options.folder}: nothing can be written there; name a folder of yours")
+        raise ConfigError(f"output {folder}: {error.strerror}; name a folder of yours") from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"output {folder}: nothing can be written there; name a folder of yours")
     together = len(os.sched_getaffinity(0)) if plans[0].device == "cpu" else 1
     context = multiprocessing.get_context("spawn")
     reports: Any = context.Queue()
@@ -161,7 +150,7 @@ def train_all(
         while waiting or running:
             while waiting and len(running) < together:
                 number, plan = waiting.pop(0)
-                running[number] = context.Process(target=_train, args=(number, plan, reports))
+                running[number] = context.Process(target=train_tier, args=(number, plan, reports))
                 running[number].start()
             try:
                 number, step, loss, result = reports.get(timeout=_WAIT_S)
@@ -186,7 +175,7 @@ def train_all(
     return {plan: results[number] for number, plan in enumerate(plans)}
 
 
-def _train(number: int, plan: TierPlan, reports: Any) -> None:  # noqa: ANN401 - a queue of multiprocessing
+def train_tier(number: int, plan: TierPlan, reports: Any) -> None:  # noqa: ANN401 - a queue of multiprocessing
     """A tier's process.
 
     No daemon, for its loaders are processes, too, so it ends with the command by itself.
@@ -203,26 +192,27 @@ def _train(number: int, plan: TierPlan, reports: Any) -> None:  # noqa: ANN401 -
     reports.put((number, plan.steps, 0.0, result))
 
 
-def write(options: TrainOptions, results: Mapping[TierPlan, TierResult]) -> dict[str, Any]:
-    """Weights, model card and figures of each model, and the page; returns the figures."""
-    figures = {}
+def write(results: Mapping[TierPlan, TierResult]) -> None:
+    """Weights, model card and figures of each model, and the page, into the folder of the checkpoints."""
+    figures: dict[str, Any] = {}
     for name in dict.fromkeys(plan.model for plan in results):
         own = {plan: result for plan, result in results.items() if plan.model == name}
+        first = next(iter(own))
         weights = {
             f"{plan.tier}.{key}": value.to(torch.float16).contiguous()
             for plan in own
             for key, value in _parameters(plan).items()
         }
-        path = options.folder / f"{name}.safetensors"
+        path = first.checkpoint.with_name(f"{name}.safetensors")
         widths = json.dumps({plan.tier: result.width for plan, result in own.items()})
         content = save(weights, {"widths": widths})  # one entry: of several the order varies, and the hash
         path.write_bytes(content)
         figures[name] = {
-            "seed": options.seed,
+            "seed": first.seed,
             "held_out": HELD_OUT,
             "sha256": hashlib.sha256(content).hexdigest(),
             "bytes": len(content),
-            "machine": machine_now(next(iter(own)).device),
+            "machine": machine_now(first.device),
             "tiers": {
                 plan.tier: {"steps": plan.steps, "judged": plan.judged, **asdict(one)}
                 for plan, one in own.items()
@@ -230,16 +220,14 @@ def write(options: TrainOptions, results: Mapping[TierPlan, TierResult]) -> dict
         }
         plain = json.loads(json.dumps(figures[name]), parse_constant=lambda _: None)  # NaN is null in JSON
         path.with_suffix(".json").write_text(json.dumps(plain, indent=1) + "\n", encoding="utf-8")
-        task = task_of(next(iter(own)).adapter, options.data)
+        task = task_of(first.adapter, first.data)
         if write_examples := getattr(task, "write_examples", None):  # a task need not derive from `Task`
             write_examples(path)
         path.with_suffix(".md").write_text(_card(task, figures[name]), encoding="utf-8")
-    (options.folder / PAGE_FILE).write_text(_page(figures), encoding="utf-8")
-    return figures
+    path.with_name(PAGE_FILE).write_text(training_page(figures), encoding="utf-8")
 
 
 def _parameters(plan: TierPlan) -> dict[str, torch.Tensor]:
-    """What was trained of a tier, without buffers."""
     network = task_of(plan.adapter, plan.data).network(plan.tier)
     names = {name for name, _ in network.named_parameters()}
     return {name: value for name, value in trained_weights(plan).items() if name in names}
@@ -270,12 +258,12 @@ def _card(task: Task, figures: Mapping[str, Any]) -> str:
     )
 
 
-def _page(figures: Mapping[str, Any]) -> str:
+def training_page(figures: Mapping[str, Any]) -> str:
     """Loss and score of each model over its steps, a line for each tier, and the table of its card."""
     import plotly.graph_objects as go
 
-    from torchperf_ros.observe.runs.report import report_pictures as draw
-    from torchperf_ros.observe.runs.report.page import Page, number_cell, table
+    from torchperf_ros.observe.runs import report_pictures as draw
+    from torchperf_ros.observe.runs.page import Page, number_cell, table
 
     page = Page()
     for name, own in figures.items():

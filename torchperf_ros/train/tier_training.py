@@ -175,7 +175,7 @@ def train(task: Task, plan: TierPlan, report: Report) -> TierResult:
         kept_s = time.monotonic()
         result.seconds, result.cpu_s = time.monotonic() - began, time.process_time() - cpu_began
         states = {name: part.state_dict() for name, part in parts.items()}
-        _write(plan, {**states, "step": step, "running": running, "result": asdict(result)})
+        write_checkpoint(plan, {**states, "step": step, "running": running, "result": asdict(result)})
 
     def judge(count: int) -> None:
         with torch.inference_mode():
@@ -264,7 +264,6 @@ class _Batches(Dataset[Any]):
 
 
 def _step(task: Task, net: nn.Module, plan: TierPlan, batches: Iterator[Any]) -> float:
-    """Add up the gradients of one batch; the loss."""
     device, total = torch.device(plan.device), 0.0
     for batch in itertools.islice(batches, plan.accumulate):
         with torch.autocast(device.type, torch.bfloat16, enabled=bool(plan.bf16)):
@@ -300,7 +299,7 @@ def read_checkpoint(plan: TierPlan) -> dict[str, Any] | None:
     return found if found.get("plan") == plan.identity() else None
 
 
-def _write(plan: TierPlan, states: dict[str, Any]) -> None:
+def write_checkpoint(plan: TierPlan, states: dict[str, Any]) -> None:
     """The checkpoint, whole or not at all; a `TrainingFailed` where there is no room for it."""
     temporary, content = plan.checkpoint.with_suffix(".part"), io.BytesIO()
     torch.save(

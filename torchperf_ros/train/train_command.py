@@ -64,20 +64,13 @@ def train(  # noqa: PLR0913, PLR0917 - options of a command line
     if prune and start is None:
         shell.fail("--from is missing: --prune takes channels of trained weights away")
     with shell.console(stderr=True).status("importing torch"):
-        from torchperf_ros.train.run import TrainOptions, train_all, write
-        from torchperf_ros.train.tier_training import TrainingFailed, read_checkpoint
+        from torchperf_ros.train.run import plans_of, train_all, write
+        from torchperf_ros.train.tier_training import Techniques, TrainingFailed, read_checkpoint
     if adapter:
         shell.import_from_here()
     data = None if log is None or labels is None else (log, topic, labels)
     named = shell.words(models or ("detector" if log and not adapter else ""))
-    options = TrainOptions(
-        named,
-        shell.words(tiers),
-        steps,
-        seed,
-        device,
-        judged,
-        output,
+    means = Techniques(
         start=start,
         teacher=teacher,
         prune=prune,
@@ -87,7 +80,8 @@ def train(  # noqa: PLR0913, PLR0917 - options of a command line
         data=data,
         adapter=adapter,
     )
-    shown, plans = shell.console(), options.plans()
+    plans = plans_of(means, named, shell.words(tiers), steps, seed, device, judged, output)
+    shown = shell.console()
     for plan in plans:
         begun = ""
         if plan.checkpoint.exists() and not again:
@@ -106,13 +100,13 @@ def train(  # noqa: PLR0913, PLR0917 - options of a command line
     try:
         with shell.progress_bars() as bars:
             follow = {plan: shell.follow(bars, f"{plan.model} {plan.tier}") for plan in plans}
-            results = train_all(options, plans, lambda plan, step, _: follow[plan](step, plan.steps))
+            results = train_all(plans, lambda plan, step, _: follow[plan](step, plan.steps))
     except KeyboardInterrupt:
         shell.fail("ended; the same command goes on where it was", status=1)
     except TrainingFailed as error:
         shell.fail(str(error), status=1)
     try:
-        write(options, results)
+        write(results)
     except OSError as error:
         shell.fail(
             f"{output} cannot be written: {error.strerror}; mend that, and the same command goes on",

@@ -28,7 +28,7 @@ from torchperf_ros.api.messages import message_class
 from torchperf_ros.workers.process_setup import die_with_parent, leave_priority, return_freed_memory
 from torchperf_ros.workers.protocol import MAX_CONTROL_BYTES, pack_control, unpack_control
 
-_MOST_DESCRIPTORS = 8
+_MOST_DESCRIPTORS = 253  # the kernel's limit for one message
 _FAILED = 1
 _REAP_AGAIN_MS = 1000
 _AFTER_ERROR_S = 0.05

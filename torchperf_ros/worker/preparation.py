@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -20,18 +20,21 @@ from torchperf_ros.api.errors import (
     ConfigError,
     TorchperfError,
     UnknownMessageType,
+    one_line,
 )
+from torchperf_ros.api.histories import work_for
 from torchperf_ros.api.messages import full_name, warm_up
-from torchperf_ros.engines.cuda_graph import CaptureFailed
 from torchperf_ros.engines.device import Device, choose_device, leave
+from torchperf_ros.engines.engine import CaptureFailed
 from torchperf_ros.engines.outputs import tensors_in
+from torchperf_ros.worker.batching import find_batching
 from torchperf_ros.worker.capture import step_into_background
 from torchperf_ros.worker.output_message import output_message
 from torchperf_ros.worker.reports import Reports, readable
 from torchperf_ros.worker.session import Prepared, Session, seed_from
 from torchperf_ros.worker.tier import InvalidOutput, OutputCheck, Tier
 from torchperf_ros.worker.tier_loader import TierLoader
-from torchperf_ros.workers.calibration import Calibration
+from torchperf_ros.workers.calibration import Batching, Calibration
 from torchperf_ros.workers.control import Description, LastWords, Progress, Ready, unpack_message
 from torchperf_ros.workers.package_cache import use_compiler_cache
 from torchperf_ros.workers.process_setup import LARGEST_KEPT_BYTES, keep_freed_memory, set_nice
@@ -43,11 +46,11 @@ _RINGS_AGAIN_S = 0.02
 _T = TypeVar("_T")
 
 
-def main(frames_fd: int, control_fd: int, ring_fd: int, result_fd: int) -> int:
+def main(frames_fd: int, control_fd: int, result_fd: int, *ring_fds: int) -> int:
     """Set up, load, serve until the node is gone. Returns the exit status.
 
-    Takes the sockets for frames and for everything else, where the setup waits, and the memory of frames
-    and results.
+    Takes the sockets for frames and for everything else, where the setup waits, and the memory of results
+    and of each stream's frames.
     """
     control = socket.socket(fileno=control_fd)
     setup: WorkerSetup = unpack_message(control.recv(MAX_CONTROL_BYTES), WorkerSetup)
@@ -57,7 +60,7 @@ def main(frames_fd: int, control_fd: int, ring_fd: int, result_fd: int) -> int:
         preparation = Preparation(setup, reports)
         prepared = preparation.load()
         frames = socket.socket(fileno=frames_fd)
-        session = Session(setup, prepared, reports, control, frames, ring_fd, result_fd)
+        session = Session(setup, prepared, reports, control, frames, result_fd, *ring_fds)
         session.limited = TimeLimit(setup.hang_ms / 2).call
         ready = preparation.calibrate(prepared)
         come_forward()
@@ -68,8 +71,8 @@ def main(frames_fd: int, control_fd: int, ring_fd: int, result_fd: int) -> int:
         if not isinstance(error, TorchperfError):
             text = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
         with contextlib.suppress(OSError):
-            permanent, captures = isinstance(error, _PERMANENT), isinstance(error, CaptureFailed)
-            reports.say(LastWords(text, permanent=permanent, without_graphs=captures))
+            without_graphs = isinstance(error, CaptureFailed)
+            reports.say(LastWords(text, isinstance(error, _PERMANENT), without_graphs=without_graphs))
         leave(1)
     return 0
 
@@ -105,7 +108,7 @@ class Preparation:
         """Import the adapter, report what it takes and gives, and build every tier."""
         setup, device = self._setup, self._device
         seed_from(setup.seed, "load")
-        adapter = open_adapter(setup.adapter, setup.options, device.device)
+        adapter = self._adapter_of(0)
         inputs = [(topic, full_name(name)) for topic, name in adapter.inputs.items()]
         output = full_name(adapter.output)
         for name in [*(name for _, name in inputs), output]:
@@ -120,7 +123,39 @@ class Preparation:
         with torch.inference_mode():
             for number, _ in self._each_tier("loading"):
                 tiers[number] = self._loader.load(number)
-        return Prepared(adapter, device, inputs, output, observes, _overrides(adapter, "scene"), tiers, {})
+        adapters = [adapter]
+        for stream in range(1, len(setup.streams)):
+            work_for(stream)
+            seed_from(setup.seed, ("load", stream))
+            adapters.append(self._adapter_of(stream, like=adapter))
+        work_for(0)
+        return Prepared(adapters, device, inputs, output, observes, _overrides(adapter, "scene"), tiers, {})
+
+    def _adapter_of(self, stream: int, like: Adapter | None = None) -> Adapter:
+        """The adapter of a stream.
+
+        Raises:
+            AdapterError: it does not take the option `stream`, or takes or gives something else than the
+                first stream's, which it is to be `like`.
+        """
+        setup, on = self._setup, self._device.device
+        try:
+            adapter = open_adapter(setup.adapter, setup.options_of(stream), on)
+        except Exception as error:
+            if setup.streams and _opens(setup.adapter, setup.options, on):
+                raise AdapterError(
+                    f"adapter {setup.adapter} refuses the option 'stream', which names the stream that it"
+                    f" is of, here {setup.streams[stream]!r}; it has to take it: {one_line(error)}"
+                ) from error
+            raise
+        for name in ("inputs", "output", "anytime") if like is not None else ():
+            own, first = getattr(adapter, name), getattr(like, name)
+            if own != first or (name == "inputs" and list(own) != list(first)):
+                raise AdapterError(
+                    f"adapter {setup.adapter} has the {name} {own!r} for stream {setup.streams[stream]!r}"
+                    f" and {first!r} for {setup.streams[0]!r}; they have to be the same"
+                )
+        return adapter
 
     def calibrate(self, prepared: Prepared) -> Ready:
         """Warm up and time every tier; returns what says that it is ready."""
@@ -136,14 +171,32 @@ class Preparation:
                 check = prepared.checks[number] = OutputCheck(outputs, fixed_sizes=fixed_sizes)
                 _check_steps(tier, check, example)
                 self._run_whole_frame(prepared, tier, check, example)
-                self._loader.forget_runs(name, example)
+                state = self._loader.forget_runs(name, example)
+                if state and len(prepared.adapters) > 1:
+                    raise AdapterError(
+                        f"tier {name}: the model keeps state between calls ({', '.join(state)}), which the"
+                        " streams would share; keep it in the adapter, which each stream has for itself, or"
+                        " give each camera a stage"
+                    )
                 if why := check.unchecked:
                     self._reports.warn(f"tier {name}: outputs are not checked for NaN and Inf: {why}")
+        batching = self._batching(prepared) if setup.batch > 1 else Batching()
         if any(tier.facts.engine == "compile" for tier in prepared.tiers.values()):
             # from here on it would cost a frame its deadline
             torch.compiler.set_stance("fail_on_recompile")
         facts = tuple(prepared.facts(setup.tiers))
-        return Ready(tuple(calibrations), facts, tuple(self._loader.missing))
+        return Ready(tuple(calibrations), facts, tuple(self._loader.missing), batching)
+
+    def _batching(self, prepared: Prepared) -> Batching:
+        """Whether and how fast one run answers several frames; says why not."""
+        setup, adapter = self._setup, prepared.adapter
+        rests = setup.background and self._device.is_cuda
+        with torch.inference_mode():
+            found = find_batching(adapter, prepared.tiers, setup, self._reports, rests=rests)
+            for number in prepared.tiers:
+                name = setup.tiers[number]
+                self._loader.forget_runs(name, adapter.example_inputs(name))
+        return found
 
     def _run_whole_frame(
         self, prepared: Prepared, tier: Tier, check: OutputCheck, example: tuple[torch.Tensor, ...]
@@ -155,14 +208,12 @@ class Preparation:
         """
         adapter = prepared.adapter
         try:
-            messages = adapter.example_messages()
+            messages, inputs = adapter.example_messages(), tuple(tensor.cpu() for tensor in example)
             if not messages and not self._device.is_cuda:
                 return
             if messages:
                 inputs = adapter.preprocess(messages)
                 adapter.forget()  # a history that it was put into
-            else:
-                inputs = tuple(tensor.cpu() for tensor in example)
             outputs, _ = tier.run(inputs)
             check.check(outputs)
             if messages:
@@ -180,6 +231,14 @@ class Preparation:
             tier = self._setup.tiers[number]
             self._reports.say(Progress(f"{doing} {tier} ({place} of {len(loaded)})"))
             yield number, tier
+
+
+def _opens(path: str, options: dict[str, Any], device: torch.device) -> bool:
+    """Whether the adapter can be made with these options."""
+    with contextlib.suppress(Exception):
+        open_adapter(path, options, device)
+        return True
+    return False
 
 
 def _overrides(adapter: Adapter, method: str) -> bool:
@@ -219,7 +278,6 @@ class TimeLimit:
     """
 
     def __init__(self, limit_ms: float) -> None:
-        """Take the time; in the main thread only."""
         self._limit_ms = limit_ms
         self._is_on = False
         signal.signal(signal.SIGALRM, self._ring)

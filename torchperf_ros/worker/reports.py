@@ -49,10 +49,10 @@ class Reports:
         """A line for the node's log and `/perf/anomaly`, once."""
         self.say(Remark(text, alert=True))
 
-    def unobserved(self, seq: int, reason: str) -> None:
+    def unobserved(self, frame: str, reason: str) -> None:
         """Count a frame that the adapter could not observe."""
         self._unobserved += 1
-        self._why_unobserved = f"frame {seq}: {reason}"
+        self._why_unobserved = f"{frame}: {reason}"
 
     def tick(self, device: Device, facts: Callable[[], Sequence[TierFacts]], out_of_memory: int) -> None:
         """Once a second, after an answer: memory, tiers, and frames that the adapter could not observe."""

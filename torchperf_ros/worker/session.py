@@ -7,8 +7,8 @@ import random
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -16,9 +16,12 @@ import torch
 from torchperf_ros.api.adapter import Adapter, Received
 from torchperf_ros.api.clock import NS_PER_MS
 from torchperf_ros.api.errors import AdapterError, FrameOverwritten
+from torchperf_ros.api.histories import work_for
 from torchperf_ros.api.messages import decode
 from torchperf_ros.api.outcome import IN_TIME, Outcome
 from torchperf_ros.engines.device import Device, leave
+from torchperf_ros.engines.parity import Inputs
+from torchperf_ros.worker.batching import layout_for_batch, run_together
 from torchperf_ros.worker.capture import CaptureTaker
 from torchperf_ros.worker.output_message import check_inputs, output_message
 from torchperf_ros.worker.reports import EVERY_S, Reports, failure_of
@@ -27,12 +30,13 @@ from torchperf_ros.workers.control import LastWords, TierFacts
 from torchperf_ros.workers.frame_ring import FrameReader
 from torchperf_ros.workers.protocol import (
     OBSERVE,
+    REQUEST_BYTES,
     RUN,
     SOON,
     Request,
     Response,
     shapes_text,
-    unpack_request,
+    unpack_requests,
 )
 from torchperf_ros.workers.result_area import ResultArea
 from torchperf_ros.workers.worker_setup import WorkerSetup
@@ -42,19 +46,21 @@ _STAYS_AWAKE_NS = 2 * NS_PER_MS  # the node takes an image of 1920x1080 in 1 ms
 _MOST_SHAPE_TEXTS = 256
 # of a record that lists 13,000 texts at the most: 30 ms; to limit its time takes 2 us
 _QUICK_BYTES = 65_536
+_T = TypeVar("_T")
 
 
 @dataclass
 class Prepared:
-    """What a worker's start has made: the adapter and its tiers, by number, ready to run.
+    """What a worker's start has made: adapters and tiers, by number, ready to run.
 
     Attributes:
+        adapters: one for each stream; the first has built the tiers.
         inputs: topic and full type name of each, as the adapter orders them.
         observes, names_scenes: whether the adapter has its own `observe` and `scene`.
         checks: of each tier's outputs.
     """
 
-    adapter: Adapter
+    adapters: Sequence[Adapter]
     device: Device
     inputs: Sequence[tuple[str, str]]
     output: str
@@ -63,11 +69,27 @@ class Prepared:
     tiers: dict[int, Tier]
     checks: dict[int, OutputCheck]
 
+    @property
+    def adapter(self) -> Adapter:
+        """The one that builds."""
+        return self.adapters[0]
+
     def facts(self, names: Sequence[str]) -> Iterator[TierFacts]:
         """What the node shows of each tier, those that are not loaded included."""
         for number, name in enumerate(names):
             tier = self.tiers.get(number)
             yield TierFacts(name, "not loaded") if tier is None else tier.report()
+
+
+@dataclass(slots=True)
+class _Frame:
+    """A frame that is being answered: what was asked for, with what, and what comes of it."""
+
+    request: Request
+    response: Response
+    adapter: Adapter
+    ring: FrameReader
+    messages: dict[str, Received] = field(default_factory=dict)
 
 
 class Session:
@@ -84,18 +106,21 @@ class Session:
         reports: Reports,
         control: socket.socket,
         frames: socket.socket,
-        ring_fd: int,
         result_fd: int,
+        *ring_fds: int,
     ) -> None:
+        """Take what the start has made, and the memory of results and of each stream's frames."""
         self.limited: Callable[..., dict[str, Received]] = _call
         self._stage, self._names, self._lower = setup.stage, setup.tiers, setup.lower
-        self._seed = setup.seed
+        self._seed, self._stream_names = setup.seed, setup.streams or ("",)
         self._scenes = {name: number for number, name in enumerate(setup.scenes)}
         self._unknown_scene = ""
+        # A packet that holds more is cut, and is no number of whole requests then.
+        self._most_bytes = setup.batch * REQUEST_BYTES + 1
         self._prepared, self._reports, self._frames = prepared, reports, frames
-        self._adapter, self._device = prepared.adapter, prepared.device
-        self._tiers, self._checks = prepared.tiers, prepared.checks
-        self._ring = FrameReader(ring_fd)
+        self._device, self._tiers, self._checks = prepared.device, prepared.tiers, prepared.checks
+        rings = [FrameReader(descriptor) for descriptor in ring_fds]
+        self._streams = list(zip(prepared.adapters, rings, strict=True))
         self._results = ResultArea(result_fd, writable=True)
         self._capture = CaptureTaker(control, reports.say, setup.stage, prepared.device.device)
         self._out_of_memory = 0
@@ -107,12 +132,16 @@ class Session:
         with torch.inference_mode():
             while True:
                 with contextlib.suppress(TimeoutError):  # nothing came: a moment to report
-                    data = self._frames.recv(256)
+                    data = self._frames.recv(self._most_bytes)
                     while data == SOON:
                         data = self._next_soon()
                     if not data:
                         return
-                    self._answer(unpack_request(data))
+                    requests = unpack_requests(data)
+                    if len(requests) == 1:
+                        self._answer(requests[0])
+                    else:
+                        self._answer_batch(requests)
                 self._capture.poll()
                 self._reports.tick(
                     self._device, lambda: list(self._prepared.facts(self._names)), self._out_of_memory
@@ -126,77 +155,158 @@ class Session:
         give_up_ns = time.perf_counter_ns() + _STAYS_AWAKE_NS
         while time.perf_counter_ns() < give_up_ns:
             with contextlib.suppress(BlockingIOError):
-                return os.read(self._frames.fileno(), 256)
-        return self._frames.recv(256)
+                return os.read(self._frames.fileno(), self._most_bytes)
+        return self._frames.recv(self._most_bytes)
 
     def _answer(self, request: Request) -> None:
         """Do what is asked for; any error is an outcome of this frame."""
-        seed_from(self._seed, request.seq)
         self._device.part_threads()
-        response = Response(Outcome.ERROR, request.tier, request.seq, 0, -1, -1, -1, -1)
-        payload: bytes | memoryview = b""
+        frame = self._taken_up(request)
+        act: Callable[[_Frame], bytes | memoryview] = self._run if request.kind & RUN else self._observe
+        self._reply_with(frame, act, frame)
+
+    def _answer_batch(self, requests: Sequence[Request]) -> None:
+        """Run frames of several streams together as far as their inputs allow; an error is its frame's own.
+
+        One in the common run is the outcome of each frame in it.
+        """
+        self._device.part_threads()
+        alike: dict[object, list[tuple[_Frame, Inputs]]] = {}
+        with self._capture.mark(f"{self._stage}/{self._names[requests[0].tier]}"):
+            for place, request in enumerate(requests):
+                frame = self._taken_up(request, place)
+                inputs = self._attempt(frame, self._prepare, frame)
+                if inputs is not None:
+                    alike.setdefault(layout_for_batch(inputs), []).append((frame, inputs))
+            for parts in alike.values():
+                self._run_together(parts)
+        self._capture.frame_done()
+
+    def _run_together(self, parts: Sequence[tuple[_Frame, Inputs]]) -> None:
+        """Answer frames whose inputs can be concatenated; one frame as if it had come alone."""
+        frames, inputs = zip(*parts, strict=True)
+        first = frames[0]
+        self._seed_for(first.request)
+        work_for(first.request.stream)
+        if len(frames) == 1:
+            self._reply_with(first, self._infer, first, inputs[0])
+            return
+        leave_ns = min((each.request.leave_ns for each in frames if each.request.leave_ns), default=0)
         try:
-            if request.kind & RUN:
-                payload = self._run(request, response)
-            else:
-                self._receive(request, response)
-                response.outcome = Outcome.ON_TIME
+            with self._capture.mark("inference"):
+                shares, took_ns = run_together(self._tiers[first.request.tier], inputs, leave_ns)
         # the user's model may raise anything, `SystemExit` and `KeyboardInterrupt` too
         except BaseException as error:
-            response.outcome, payload = failure_of(error, self._adapter)
-            if self._device.is_lost(error):
-                self._end_without_device(payload)
+            if isinstance(error, torch.OutOfMemoryError):
+                self._out_of_memory += 1
+                self._device.empty_cache()
+            for frame in frames:
+                self._reply(frame, self._failed(frame, error))
+            return
+        for frame, share in zip(frames, shares, strict=True):
+            work_for(frame.request.stream)
+            frame.response.inference_ns = took_ns
+            self._reply_with(frame, self._finish, frame, share)
+
+    def _taken_up(self, request: Request, place: int = 0) -> _Frame:
+        """A frame whose adapter is at work from now on."""
+        self._seed_for(request)
+        work_for(request.stream)
+        response = Response(
+            Outcome.ERROR, request.tier, request.seq, 0, -1, -1, -1, -1, stream=request.stream, place=place
+        )
+        return _Frame(request, response, *self._streams[request.stream])
+
+    def _seed_for(self, request: Request) -> None:
+        if self._seed is not None:
+            one_of_several = (request.stream, request.seq)
+            seed_from(self._seed, one_of_several if len(self._streams) > 1 else request.seq)
+
+    def _attempt(self, frame: _Frame, act: Callable[..., _T], *given: Any) -> _T | None:  # noqa: ANN401
+        """What an act gives; None where it raises, and the frame has been answered with that."""
+        try:
+            return act(*given)
+        # the user's model may raise anything, `SystemExit` and `KeyboardInterrupt` too
+        except BaseException as error:
+            self._reply(frame, self._failed(frame, error))
+            return None
+
+    def _reply_with(self, frame: _Frame, act: Callable[..., bytes | memoryview], *given: Any) -> None:  # noqa: ANN401
+        """Answer a frame with what an act gives."""
+        payload = self._attempt(frame, act, *given)
+        if payload is not None:
+            self._reply(frame, payload)
+
+    def _failed(self, frame: _Frame, error: BaseException) -> bytes:
+        frame.response.outcome, reason = failure_of(error, frame.adapter)
+        if self._device.is_lost(error):
+            self._end_without_device(reason)
+        return reason
+
+    def _reply(self, frame: _Frame, payload: bytes | memoryview) -> None:
+        request, response = frame.request, frame.response
         self._results.count_handled()
         if request.kind & RUN:
             payload = self._fitting(payload, response)
-            self._results.write(payload)
+            self._results.write(payload, response.place)
             response.length = len(payload)
             self._frames.send(response.pack())
         elif response.outcome != Outcome.ON_TIME:
-            self._reports.unobserved(request.seq, bytes(payload).decode(errors="replace"))
+            stream = self._stream_names[request.stream]
+            where = f"frame {request.seq}{f' of stream {stream}' if stream else ''}"
+            self._reports.unobserved(where, bytes(payload).decode(errors="replace"))
 
-    def _receive(self, request: Request, response: Response) -> dict[str, Received]:
+    def _observe(self, frame: _Frame) -> bytes:
+        self._receive(frame)
+        frame.response.outcome = Outcome.ON_TIME
+        return b""
+
+    def _receive(self, frame: _Frame) -> None:
         """Decode the frame's messages, and let the adapter advance its histories if it is to."""
+        request, adapter = frame.request, frame.adapter
         mark, started = self._capture.mark, time.perf_counter_ns()
         with mark("decode"):
             call = self.limited if request.length > _QUICK_BYTES else _call
-            messages = call(self._decode, request)
-        response.decode_ns = time.perf_counter_ns() - started
+            frame.messages = call(self._decode, frame)
+        frame.response.decode_ns = time.perf_counter_ns() - started
         if request.kind & OBSERVE:
             if request.missed and self._prepared.observes:
-                self._adapter.missed(request.missed)
+                adapter.missed(request.missed)
             with mark("observe"):
-                self._adapter.observe(messages)
+                adapter.observe(frame.messages)
             try:
-                self._ring.check(request.offset, request.seq)
+                frame.ring.check(request.offset, request.seq)
             except FrameOverwritten:  # what it has just learned may be half of another frame
-                self._adapter.forget()
+                adapter.forget()
                 raise
-        return messages
 
-    def _decode(self, request: Request) -> dict[str, Received]:
-        messages = {}
-        for item in self._ring.read(request.offset, request.length, request.seq):
+    def _decode(self, frame: _Frame) -> dict[str, Received]:
+        messages, request = {}, frame.request
+        for item in frame.ring.read(request.offset, request.length, request.seq):
             topic, type_name = self._prepared.inputs[item.index]
             messages[topic] = Received(decode(item.data, type_name), item.stamp_ns, item.age_ms)
         return messages
 
-    def _run(self, request: Request, response: Response) -> bytes | memoryview:
-        """Bytes in, bytes out; the times of the steps go into `response`."""
-        mark, started = self._capture.mark, time.perf_counter_ns()
-        with mark(f"{self._stage}/{self._names[request.tier]}"):
-            messages = self._receive(request, response)
-            with mark("preprocess"):
-                tensors = self._adapter.preprocess(messages)
-            response.preprocess_ns = time.perf_counter_ns() - started - response.decode_ns
-            response.shapes = self._shapes_of(tensors)
-            payload = self._infer(tensors, messages, request, response)
+    def _run(self, frame: _Frame) -> memoryview:
+        """Bytes in, bytes out; the times of the steps go into the response."""
+        with self._capture.mark(f"{self._stage}/{self._names[frame.response.tier]}"):
+            payload = self._infer(frame, self._prepare(frame))
             if self._prepared.names_scenes:
-                response.scene = self._scene_of(self._adapter.scene(messages))
+                frame.response.scene = self._scene_of(frame.adapter.scene(frame.messages))
         self._capture.frame_done()
         return payload
 
-    def _shapes_of(self, tensors: tuple[torch.Tensor, ...]) -> bytes:
+    def _prepare(self, frame: _Frame) -> Inputs:
+        """The frame as inputs of the model."""
+        response, started = frame.response, time.perf_counter_ns()
+        self._receive(frame)
+        with self._capture.mark("preprocess"):
+            inputs = frame.adapter.preprocess(frame.messages)
+        response.preprocess_ns = time.perf_counter_ns() - started - response.decode_ns
+        response.shapes = self._shapes_of(inputs)
+        return inputs
+
+    def _shapes_of(self, tensors: Inputs) -> bytes:
         is_row = isinstance(tensors, (tuple, list))
         shapes = tuple(getattr(tensor, "shape", ()) for tensor in tensors) if is_row else None
         if (text := self._shape_texts.get(shapes)) is None:
@@ -206,24 +316,17 @@ class Session:
             text = self._shape_texts[shapes] = shapes_text(shapes or ())
         return text
 
-    def _infer(
-        self,
-        tensors: tuple[torch.Tensor, ...],
-        messages: dict[str, Received],
-        request: Request,
-        response: Response,
-    ) -> memoryview:
+    def _infer(self, frame: _Frame, tensors: Inputs) -> memoryview:
         """The tier's result; out of memory, empty the cache and run the next lower one."""
+        request, response = frame.request, frame.response
         while True:
             tier = self._tiers[response.tier]
             try:
                 if tier.is_anytime:
-                    return self._run_steps(tier, tensors, messages, request, response)
+                    return self._run_steps(tier, frame, tensors)
                 with self._capture.mark("inference"):
                     outputs, response.inference_ns = tier.run(tensors, request.leave_ns)
-                payload = self._finish(outputs, messages, request, response)
-                response.outcome = Outcome.ON_TIME
-                return payload
+                return self._finish(frame, outputs)
             except torch.OutOfMemoryError:
                 if response.tier == request.tier:
                     self._out_of_memory += 1
@@ -233,18 +336,12 @@ class Session:
                     raise
                 response.tier = lower
 
-    def _run_steps(
-        self,
-        tier: Tier,
-        tensors: tuple[torch.Tensor, ...],
-        messages: dict[str, Received],
-        request: Request,
-        response: Response,
-    ) -> memoryview:
+    def _run_steps(self, tier: Tier, frame: _Frame, tensors: Inputs) -> memoryview:
         """The last result of an anytime model; each lies in shared memory where the frame waits for one.
 
         It ends early, `PARTIAL`, when the frame has been answered.
         """
+        request, response = frame.request, frame.response
         payload, response.step = memoryview(b""), 0
         steps = tier.steps(tensors)
         while True:
@@ -253,33 +350,27 @@ class Session:
             if inference_ns < 0:
                 break
             response.inference_ns = inference_ns
-            payload = self._finish(outputs, messages, request, response)
+            payload = self._finish(frame, outputs)
             response.step += 1
             if request.leave_ns:
                 self._results.put(response, payload)
-            is_answered = request.leave_ns and self._ring.is_answered(request.seq)
+            is_answered = request.leave_ns and frame.ring.is_answered(request.seq)
             if is_answered or response.step == request.last_step:
                 response.outcome = Outcome.PARTIAL
                 return payload
         if not response.step:
             raise AdapterError("steps gave nothing; the last has to be what forward gives")
-        response.outcome = Outcome.ON_TIME
         return payload
 
-    def _finish(
-        self,
-        outputs: Any,  # noqa: ANN401
-        messages: dict[str, Received],
-        request: Request,
-        response: Response,
-    ) -> memoryview:
+    def _finish(self, frame: _Frame, outputs: Any) -> memoryview:  # noqa: ANN401
         """Outputs that are good as the bytes of a message."""
-        inferred = time.perf_counter_ns()
+        inferred, response = time.perf_counter_ns(), frame.response
         with self._capture.mark("postprocess"):
             self._checks[response.tier].check(outputs)
-            payload = output_message(self._adapter, outputs, messages, self._prepared.output)
-        self._ring.check(request.offset, request.seq)
+            payload = output_message(frame.adapter, outputs, frame.messages, self._prepared.output)
+        frame.ring.check(frame.request.offset, frame.request.seq)
         response.postprocess_ns = time.perf_counter_ns() - inferred
+        response.outcome = Outcome.ON_TIME
         return payload
 
     def _fitting(self, payload: bytes | memoryview, response: Response) -> bytes | memoryview:
@@ -308,8 +399,8 @@ class Session:
         leave(_EXIT_DEVICE_LOST)
 
 
-def _call(act: Callable[[Request], dict[str, Received]], request: Request) -> dict[str, Received]:
-    return act(request)
+def _call(act: Callable[[_Frame], dict[str, Received]], frame: _Frame) -> dict[str, Received]:
+    return act(frame)
 
 
 def seed_from(seed: int | None, what: object) -> None:

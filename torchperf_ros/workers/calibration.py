@@ -50,7 +50,6 @@ class SortedWindow:
         return self.quantile(0.5) if self._ordered else math.nan
 
     def count_up_to(self, value: float) -> int:
-        """How many samples are not above `value`."""
         return bisect.bisect_right(self._ordered, value)
 
 
@@ -76,3 +75,19 @@ class Calibration:
 
     median_ms: float
     p99_ms: float
+
+
+@dataclass(frozen=True)
+class Batching:
+    """How many frames one run may take, and how long runs take, found by a worker before its first frame.
+
+    Attributes:
+        most: frames in one run; 1: each runs alone.
+        refusal: why that is fewer than were asked for, "" where it is not.
+        times_ms: of each tier pairs of a number of frames (1, 2, 4 and so on, and the most) and the median
+            inference time of a run; empty for a tier that is not loaded.
+    """
+
+    most: int = 1
+    refusal: str = ""
+    times_ms: tuple[tuple[tuple[int, float], ...], ...] = ()

@@ -193,7 +193,8 @@ class ForkServer:
         """Fork a worker; returns its process id and a descriptor of the process.
 
         Args:
-            descriptors: frames, control, ring, result, and where it prints, see `model/main.py`.
+            descriptors: frames, control, result, a ring for each stream, and where it prints, see
+                `preparation.main`.
             folder: where it keeps its temporary files.
             meanwhile: called again and again while the server takes its time, as on a machine that swaps.
 

@@ -28,6 +28,7 @@ _VERSION = 1
 _AT_ONCE = 256 * 1024
 # by an eighth it is larger than the longest record: what is compressed varies, other inputs may come
 _SLOT_MORE = 8
+_LEAST_ROUND = 65_536
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, since Linux 5.14; Python has no name for it
 
 
@@ -68,12 +69,13 @@ class FrameRing:
     it.
     """
 
-    def __init__(self, room: int, capacity: int = 0) -> None:
+    def __init__(self, room: int, capacity: int = 0, records: int = 0) -> None:
         """Make the memory file, touched only as far as frames reach.
 
         After `room` bytes, which the largest record has, it begins anew; see `keep` for `capacity`, 0: it
-        never grows.
+        never grows. With `records` it begins anew earlier: after so many of the longest record so far.
         """
+        self._records = records
         self._room = self._largest = _aligned(room)
         self.capacity = max(_aligned(capacity), self._room)
         self.fd = make_memory_file("torchperf_frames", _DATA + self.capacity)
@@ -166,8 +168,11 @@ class FrameRing:
         length = place + sum(_aligned(len(item.data)) for item in inputs)
         if length > self._largest:
             raise ValueError(f"a record of {length} bytes does not fit a ring of {self._largest}")
-        self._longest, self._slot = max(self._longest, length), 0
+        self._slot = 0
+        if length > self._longest:
+            self._lengthen(length)
         offset = self._allot(length)
+        self._at_hand = max(self._at_hand, offset % self.capacity + length)
         start = _DATA + offset % self.capacity
         _RECORD.pack_into(self._map, start, seq, len(inputs), 0)
         for number, item in enumerate(inputs):
@@ -182,6 +187,13 @@ class FrameRing:
         self._head = offset + length
         return offset, length
 
+    def _lengthen(self, longest: int) -> None:
+        """A record is longer than all before it; a round that ends after a number of records ends later."""
+        if self._records:
+            room = max(self._records * longest, _LEAST_ROUND)
+            self._room = min(self._largest, max(room, self._room if self._longest else 0))
+        self._longest = longest
+
     def answered(self, seq: int) -> None:
         """Let the workers that still run this frame, or an older one, see that its answer has left."""
         self._answered_word[0] = seq + 1
@@ -193,7 +205,7 @@ class FrameRing:
     @property
     def used_bytes(self) -> int:
         """Bytes of memory that the ring has touched so far."""
-        return max(min(self._head, self._room), self._at_hand)
+        return self._at_hand
 
     def close(self) -> None:
         """Release the memory; workers that still map it keep it until they end."""

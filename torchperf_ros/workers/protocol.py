@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from torchperf_ros.api.errors import ProtocolError
 
-VERSION = 6
+VERSION = 7
 MAX_CONTROL_BYTES = 65_536
 _MAX_TEXT = 8_000
 _CUT_TO = (2_000, 500, 125)
@@ -35,10 +35,13 @@ RUN: Final = 2
 SOON: Final = b"soon"
 
 
-_REQUEST = struct.Struct("<HHIQQQQII")
+_REQUEST = struct.Struct("<HHIQQQQIIH")
 SHAPES_BYTES: Final = 48
-_RESPONSE = struct.Struct(f"<HHIQQ4qIh{SHAPES_BYTES}s")
+_RESPONSE = struct.Struct(f"<HHIQQ4qIhHH{SHAPES_BYTES}s")
 RESPONSE_BYTES: Final = _RESPONSE.size
+
+
+REQUEST_BYTES: Final = _REQUEST.size
 
 
 class Request(NamedTuple):
@@ -47,7 +50,8 @@ class Request(NamedTuple):
     For RUN: the tier, and the monotonic time in ns by which the answer has to leave, 0 if no
     answer waits for it. For OBSERVE: how many started frames this worker was not given since the last one
     that it observed. An anytime model ends after step `last_step`, 0: when it is done, or its frame is
-    answered.
+    answered. `stream` is the index of the one that the frame is of. One packet may hold several requests:
+    a batch.
     """
 
     kind: int
@@ -58,6 +62,7 @@ class Request(NamedTuple):
     leave_ns: int = 0
     missed: int = 0
     last_step: int = 0
+    stream: int = 0
 
     def pack(self) -> bytes:
         """As bytes."""
@@ -73,7 +78,7 @@ class Response:
     Step times are in ns, -1 where the step was not reached. `step` is how far an anytime model has come, 0
     for others; `scene` the index of the one that the adapter named, -1: none. `shapes` has those of the
     model's inputs, like `1x3x480x640 1x6`, with zeros up to `SHAPES_BYTES`; empty where preprocessing gave
-    none.
+    none. `stream` is the frame's; `place` says which of the area's places holds the result.
     """
 
     outcome: int
@@ -86,6 +91,8 @@ class Response:
     postprocess_ns: int
     step: int = 0
     scene: int = -1
+    stream: int = 0
+    place: int = 0
     shapes: bytes = b""
 
     def pack(self) -> bytes:
@@ -102,6 +109,8 @@ class Response:
             self.postprocess_ns,
             self.step,
             self.scene,
+            self.stream,
+            self.place,
             self.shapes,
         )
 
@@ -136,6 +145,14 @@ def _unpack(layout: struct.Struct, data: bytes, what: str) -> tuple[Any, ...]:
 def unpack_request(data: bytes) -> Request:
     """Parse a request; raises `ProtocolError` for another length or version."""
     return Request(*_unpack(_REQUEST, data, "request"))
+
+
+def unpack_requests(data: bytes) -> list[Request]:
+    """Parse a packet, of one request or those of a batch; raises `ProtocolError` as `unpack_request`."""
+    if len(data) <= REQUEST_BYTES:
+        return [unpack_request(data)]
+    begins = range(0, len(data), REQUEST_BYTES)
+    return [unpack_request(data[begin : begin + REQUEST_BYTES]) for begin in begins]
 
 
 def unpack_response(data: bytes) -> Response:

@@ -4,7 +4,7 @@ An anonymous memory file: what lies in it outlives the worker. Partial results g
 that the newest whole one is never written to, whenever the node looks and wherever the worker dies. No side
 waits. A reader that was overtaken by two results, or sees them in another order than they were written,
 finds that out by the slot's number and checksum, and looks again. What the worker answers with is followed
-by a message, which comes after it.
+by a message, which comes after it. Each frame of a batch has a place of its own for that.
 """
 
 import mmap
@@ -24,16 +24,16 @@ _NUMBER, _CHECKSUM = range(
     2
 )  # u64 words that begin a slot; then the response, and in its place the payload
 _RESPONSE: Final = 16
-_PAYLOAD: Final = 128
+_PAYLOAD: Final = (_RESPONSE + RESPONSE_BYTES + 7) & ~7
 _MOST_LOOKS: Final = 16  # to overtake one look takes two whole steps of the model
 
 
-def make_result_area(room: int) -> int:
-    """A descriptor of an area for results of up to `room` bytes.
+def make_result_area(room: int, places: int = 1) -> int:
+    """A descriptor of an area for results of up to `room` bytes, so many at a time.
 
     Memory that is never used is never taken.
     """
-    fd = make_memory_file("torchperf_result", _slot(room, 2))
+    fd = make_memory_file("torchperf_result", _slot(room, 2) + (places - 1) * _aligned(room))
     os.pwrite(fd, room.to_bytes(8, "little"), 8 * _ROOM)
     return fd
 
@@ -69,9 +69,14 @@ class ResultArea:
     def count_handled(self) -> None:
         self._words[_HANDLED] += 1
 
-    def write(self, payload: bytes | memoryview) -> None:
+    def write(self, payload: bytes | memoryview, place: int = 0) -> None:
         """Leave a result, which a response is about to follow."""
-        self._view[_RESULT : _RESULT + len(payload)] = payload
+        begin = self._begin(place) if place else _RESULT
+        self._view[begin : begin + len(payload)] = payload
+
+    def _begin(self, place: int) -> int:
+        """Where a place for results begins, but for the first: behind the partial results."""
+        return _slot(self.room, 2) + (place - 1) * _aligned(self.room)
 
     def put(self, response: Response, payload: bytes | memoryview) -> bool:
         """Leave a partial result, which replaces the one before; False: it is too long."""
@@ -94,17 +99,20 @@ class ResultArea:
     def handled(self) -> int:
         return int(self._words[_HANDLED])
 
-    def read(self, length: int) -> bytes:
+    def read(self, length: int, place: int = 0) -> bytes:
         """The result that a response announces.
 
         Raises:
-            ProtocolError: it cannot be so long.
+            ProtocolError: it cannot be so long, or there is no such place.
         """
         if length > self.room:
             raise ProtocolError(f"response of {length} bytes in a result area of {self.room}")
-        return self._map[_RESULT : _RESULT + length]
+        begin = self._begin(place) if place else _RESULT
+        if begin + length > len(self._map):
+            raise ProtocolError(f"response in place {place} of a result area that has fewer")
+        return self._map[begin : begin + length]
 
-    def newest(self, seq: int) -> tuple[Response, bytes] | None:
+    def newest(self, seq: int, stream: int = 0) -> tuple[Response, bytes] | None:
         """The newest partial result of this frame, whole; None if there is none."""
         for _ in range(_MOST_LOOKS):
             number = self._words[_NEWEST]
@@ -115,7 +123,7 @@ class ResultArea:
             checksum = words[_CHECKSUM]
             try:
                 response = unpack_response(head)
-                wanted = response.seq == seq
+                wanted = (response.seq, response.stream) == (seq, stream)
                 payload = self._map[
                     begin + _PAYLOAD : begin + _PAYLOAD + min(response.length, self.room) * wanted
                 ]

@@ -16,9 +16,9 @@ from typing import Any, Protocol
 import psutil
 
 from torchperf_ros.api.clock import NS_PER_S, Clock
-from torchperf_ros.api.errors import ProtocolError
+from torchperf_ros.api.errors import ConfigError, ProtocolError
 from torchperf_ros.settings.config import StageConfig
-from torchperf_ros.workers.calibration import Calibration
+from torchperf_ros.workers.calibration import Batching, Calibration
 from torchperf_ros.workers.capture import Capture
 from torchperf_ros.workers.control import (
     Description,
@@ -127,6 +127,7 @@ class TierTally:
 _TICK_MS = 50
 _AFTER_ERROR_S = 0.05
 _RING_FRAMES = 4  # of the largest size: what a worker that is late may still be reading
+_STREAM_FRAMES = 4  # of those that have come: several streams of the largest size would fill the memory
 _RING_HEADERS = 65_536
 _TOLD = 64
 _IMPORTS_WITHIN_S = 60.0  # at least: importing torch takes its time, and is no start of a worker
@@ -176,6 +177,9 @@ class WorkerPool:
         Nothing runs before `start`.
 
         `ring`: another pool's, whose frames its workers read, too.
+
+        Raises:
+            ConfigError: another pool's ring, and several streams.
         """
         self.config = config
         self.description: Description | None = None
@@ -186,15 +190,24 @@ class WorkerPool:
         self.rolling_update = RollingUpdate(config, setup, self._tell)
         self.tally = TierTally(config.tiers)
         self.capture = Capture(config.name, setup.evidence, log)
+        if ring is not None and len(setup.streams) > 1:
+            raise ConfigError(
+                f"stage {config.name} has {len(setup.streams)} streams; no other version of its model can run"
+                " beside it"
+            )
         room = _RING_FRAMES * config.max_frame_bytes + _RING_HEADERS
         self.owns_ring = ring is None
-        self.ring = ring or FrameRing(room, room + (setup.black_box_mib << 20))
+        streams = len(setup.streams) or 1
+        records, kept = _STREAM_FRAMES if streams > 1 else 0, (setup.black_box_mib << 20) // streams
+        self.rings = (
+            [FrameRing(room, room + kept, records) for _ in range(streams)] if ring is None else [ring]
+        )
         self._log = log
         self._start_at_ns = [0] * config.workers
         self._start_timeout_s = setup.start_timeout_s
         self.server: ForkServer | None = None
         # of the first worker of which kit
-        self._calibrated: tuple[int, tuple[Calibration, ...]] | None = None
+        self._calibrated: tuple[int, tuple[Calibration, ...], Batching] | None = None
         self.unended = 0  # processes so far that SIGKILL did not end in time
         self._leaving: list[WorkerProcess] = []  # closed, and the process has not ended yet
         # Held while the pool calls its listener: until then the two versions of a stage do not
@@ -203,6 +216,11 @@ class WorkerPool:
         self._told: deque[str] = deque(maxlen=_TOLD)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._watch, name=f"pool-{config.name}", daemon=True)
+
+    @property
+    def ring(self) -> FrameRing:
+        """The ring of the first stream; mostly there is no other."""
+        return self.rings[0]
 
     @property
     def everyone(self) -> list[WorkerProcess]:
@@ -266,7 +284,8 @@ class WorkerPool:
         if self._thread.is_alive():
             self._thread.join()
         if self.owns_ring:
-            self.ring.close()
+            for ring in self.rings:
+                ring.close()
 
     def why_no_room(self) -> str:
         """Why there is no memory for one more worker as large as one of these is now; "" if there is.
@@ -438,9 +457,10 @@ class WorkerPool:
         if self.description is not None:  # a worker that finds no GPU any more must not come up on the CPU
             setup = replace(setup, device_before=self.description.device)
         if self._calibrated is not None and self._calibrated[0] == kit.number:
-            setup = replace(setup, calibrations=self._calibrated[1])
+            _, calibrations, batching = self._calibrated
+            setup = replace(setup, calibrations=calibrations, batching=batching)
         worker = WorkerProcess(
-            number, setup, self.ring, self.config.max_frame_bytes, self.server, self._look_after_all
+            number, setup, self.rings, self.config.max_frame_bytes, self.server, self._look_after_all
         )
         worker.generation = kit.number
         return worker
@@ -525,8 +545,9 @@ class WorkerPool:
                 self.description = report
             case Progress(text):
                 reported.progress = text
-            case Ready(calibrations, tiers, missing):
+            case Ready(calibrations, tiers, missing, batching):
                 reported.calibrations, reported.tiers, reported.missing = calibrations, tiers, missing
+                reported.batching = batching
                 self._ready(worker)
             case TierReport(tiers, out_of_memory):
                 reported.tiers, reported.out_of_memory = tiers, out_of_memory
@@ -557,7 +578,7 @@ class WorkerPool:
             worker.kill(refusal)
             return
         if self._calibrated is None or self._calibrated[0] != worker.generation:
-            self._calibrated = worker.generation, worker.reported.calibrations
+            self._calibrated = worker.generation, worker.calibrations, worker.batching
         worker.ready_at_ns = time.monotonic_ns()
         with self.telling:
             self.listener.worker_ready(worker)

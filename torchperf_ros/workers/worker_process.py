@@ -6,13 +6,13 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from torchperf_ros.api.clock import NS_PER_MS, NS_PER_S
 from torchperf_ros.api.errors import ProtocolError, how_it_ended
-from torchperf_ros.workers.calibration import Calibration
+from torchperf_ros.workers.calibration import Batching, Calibration
 from torchperf_ros.workers.control import (
     REPORTS,
     Command,
@@ -52,9 +52,23 @@ class WorkerWords:
     calibrations: tuple[Calibration, ...] = ()
     tiers: tuple[TierFacts, ...] = ()
     missing: tuple[str, ...] = ()
+    batching: Batching = Batching()
     out_of_memory: int = 0
     memory_bytes: dict[str, int] = field(default_factory=dict)
     error: str = ""
+
+
+@dataclass(frozen=True)
+class RunPart:
+    """A frame of a batch, see `WorkerProcess.run`."""
+
+    stream: int
+    seq: int
+    offset: int
+    length: int
+    leave_ns: int
+    observe: bool
+    missed: int = 0
 
 
 class ForkedProcess:
@@ -103,8 +117,8 @@ class Backlog:
     def is_empty(self) -> bool:
         return self._results.handled == self._sent
 
-    def sent(self) -> None:
-        self._sent += 1
+    def sent(self, frames: int) -> None:
+        self._sent += frames
 
     def wait_from(self, now_ns: int) -> None:
         """Count `stuck_ms` from now: it had nothing to do, or was busy with something else."""
@@ -130,7 +144,7 @@ class WorkerProcess:
             handled yet.
         seq: frame that it is running, None if idle; `busy_since_ns` since when, `tier` on which, or on
             which the last one ran, None before.
-        observed: number of the last started frame that it was to observe, None before.
+        observed: of each stream the number of the last started frame that it was to observe.
         has_run: a frame; the first run is one of a cold process.
         ready_at_ns: when it reported ready, None before.
         printed: the end of what it printed.
@@ -142,12 +156,14 @@ class WorkerProcess:
         self,
         number: int,
         setup: WorkerSetup,
-        ring: FrameRing,
+        rings: Sequence[FrameRing],
         result_bytes: int,
         server: ForkServer,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
         """Have it forked by `server`, and send it its setup; for `meanwhile` see `ForkServer.fork`.
+
+        It reads one ring for each stream.
 
         Raises:
             OSError: no descriptors or memory are to be had.
@@ -157,7 +173,8 @@ class WorkerProcess:
         self.seq: int | None = None
         self.busy_since_ns = 0
         self.tier: int | None = None
-        self.observed: int | None = None
+        self.observed: dict[int, int] = {}
+        self._given: list[tuple[int, int]] = []  # stream and number of the frames that it has not answered
         self.has_run = False
         self.ready_at_ns: int | None = None
         self.capturing = ""
@@ -167,7 +184,7 @@ class WorkerProcess:
         self.folder, self.loaded = self._folder.path, frozenset(setup.loaded)
         self._server = server
         try:
-            self._start(pack_message(setup), ring, result_bytes, meanwhile)
+            self._start(pack_message(setup), rings, result_bytes, meanwhile)
         except BaseException:
             self._folder.remove()
             raise
@@ -180,10 +197,14 @@ class WorkerProcess:
         self.started_ns = time.monotonic_ns()
 
     def _start(
-        self, first_message: bytes, ring: FrameRing, result_bytes: int, meanwhile: Callable[[], None]
+        self,
+        first_message: bytes,
+        rings: Sequence[FrameRing],
+        result_bytes: int,
+        meanwhile: Callable[[], None],
     ) -> None:
         with contextlib.ExitStack() as given_away, contextlib.ExitStack() as on_failure:
-            result_fd = make_result_area(result_bytes)
+            result_fd = make_result_area(result_bytes, self.setup.batch)
             given_away.callback(os.close, result_fd)
             self._results = ResultArea(result_fd, writable=False)
             on_failure.callback(self._results.close)
@@ -201,8 +222,8 @@ class WorkerProcess:
             passed = (
                 worker_frames.fileno(),
                 worker_control.fileno(),
-                ring.reader_fd,
                 result_fd,
+                *(ring.reader_fd for ring in rings),
                 worker_stdout,
             )
             self.process = ForkedProcess(*self._server.fork(passed, self._folder.path, meanwhile))
@@ -242,6 +263,11 @@ class WorkerProcess:
     def calibrations(self) -> tuple[Calibration, ...]:
         """What it measured of each tier before its first frame."""
         return self.reported.calibrations
+
+    @property
+    def batching(self) -> Batching:
+        """How many frames it takes in one run, and how long that takes."""
+        return self.reported.batching
 
     @property
     def state(self) -> str:
@@ -296,17 +322,44 @@ class WorkerProcess:
         leave_ns: int = 0,
         missed: int = 0,
         last_step: int = 0,
+        stream: int = 0,
     ) -> bool:
         """Hand over a frame whose answer leaves at `leave_ns`; False if the worker turns out to be dead.
 
         An anytime model ends after `last_step`, 0: see `Request`.
         """
         kind = RUN | OBSERVE if observe else RUN
-        if not self._send(Request(kind, tier, seq, offset, length, leave_ns, missed, last_step), now_ns):
+        request = Request(kind, tier, seq, offset, length, leave_ns, missed, last_step, stream)
+        return self._begin(request.pack(), [(stream, seq)], tier, now_ns)
+
+    def run_batch(self, tier: int, parts: Sequence[RunPart], now_ns: int) -> bool:
+        """Hand over frames of different streams to be run together, at most `batch`; else as `run`.
+
+        Each is answered by a response of its own; until then the worker is not idle.
+        """
+        requests = [
+            Request(
+                RUN | OBSERVE if part.observe else RUN,
+                tier,
+                part.seq,
+                part.offset,
+                part.length,
+                part.leave_ns,
+                part.missed,
+                stream=part.stream,
+            )
+            for part in parts
+        ]
+        packet = b"".join(request.pack() for request in requests)
+        return self._begin(packet, [(part.stream, part.seq) for part in parts], tier, now_ns)
+
+    def _begin(self, packet: bytes, given: list[tuple[int, int]], tier: int, now_ns: int) -> bool:
+        if not self._send(packet, len(given), now_ns):
             self.kill("it takes no more frames")
             return False
         self.busy_since_ns, self.tier = now_ns, tier
-        self.seq = seq
+        self._given = given
+        self.seq = given[0][1]
         return True
 
     def expect(self) -> None:
@@ -314,20 +367,21 @@ class WorkerProcess:
         with contextlib.suppress(OSError):  # `run` finds out
             self.frames.send(SOON)
 
-    def observe(self, seq: int, offset: int, length: int, now_ns: int, *, missed: int = 0) -> bool:
+    def observe(
+        self, seq: int, offset: int, length: int, now_ns: int, *, missed: int = 0, stream: int = 0
+    ) -> bool:
         """Let it advance its histories; False if its queue is full, and it misses the frame."""
-        return not self.usable or self._send(
-            Request(OBSERVE, 0, seq, offset, length, missed=missed), now_ns
-        )
+        request = Request(OBSERVE, 0, seq, offset, length, missed=missed, stream=stream)
+        return not self.usable or self._send(request.pack(), 1, now_ns)
 
-    def _send(self, request: Request, now_ns: int) -> bool:
+    def _send(self, packet: bytes, frames: int, now_ns: int) -> bool:
         if self.backlog.is_empty:
             self.backlog.wait_from(now_ns)
         try:
-            self.frames.send(request.pack())
+            self.frames.send(packet)
         except OSError:  # EAGAIN: its queue is full, EPIPE: it died; the caller turns both into an outcome
             return False
-        self.backlog.sent()
+        self.backlog.sent(frames)
         return True
 
     def receive(self) -> tuple[Response, bytes] | None:
@@ -346,19 +400,21 @@ class WorkerProcess:
         if not data:
             raise EOFError
         response = unpack_response(data)
-        payload = self._results.read(response.length)
-        if response.seq != self.seq:
-            given = "none" if self.seq is None else self.seq
-            raise ProtocolError(f"response to frame {response.seq}; it was given {given}")
-        self.seq = None
+        payload = self._results.read(response.length, response.place)
+        answers = response.stream, response.seq
+        if answers not in self._given:
+            given = ", ".join(_frame_words(*each) for each in self._given) or "none"
+            raise ProtocolError(f"response to frame {_frame_words(*answers)}; it was given {given}")
+        self._given.remove(answers)
+        self.seq = self._given[0][1] if self._given else None
         return response, payload
 
-    def partial(self, seq: int) -> tuple[Response, bytes] | None:
+    def partial(self, seq: int, stream: int = 0) -> tuple[Response, bytes] | None:
         """The newest partial result of this frame, also of a worker that has died.
 
         None if there is none.
         """
-        return self._results.newest(seq)
+        return self._results.newest(seq, stream)
 
     # -- everything else, on the pool's thread
 
@@ -481,3 +537,7 @@ class WorkerProcess:
         self.process.close()
         self._folder.remove()
         self.life.enter(WorkerState.GONE)
+
+
+def _frame_words(stream: int, seq: int) -> str:
+    return f"{seq} of stream {stream}" if stream else str(seq)

@@ -15,7 +15,7 @@ from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.settings.build_options import BuildOptions
 from torchperf_ros.settings.config import NodeConfig, StageConfig
 from torchperf_ros.settings.shape_options import ShapeOptions
-from torchperf_ros.workers.calibration import Calibration
+from torchperf_ros.workers.calibration import Batching, Calibration
 from torchperf_ros.workers.incident_folder import EvidenceLimits
 from torchperf_ros.workers.package_cache import find_package, open_cache, package_folders
 from torchperf_ros.workers.package_manifest import PackageError
@@ -28,6 +28,8 @@ class WorkerSetup:
     Attributes:
         stage, adapter, options, tiers, build, packages, shapes, device, threads: as the parameters.
         scenes: names, as an adapter gives them.
+        streams: names; empty: there is one, without a name.
+        batch: most frames in one run; `batch_strict`: a model that takes fewer ends the start.
         loaded: numbers of the tiers that it is to run.
         lower: of each tier the one to run where memory does not suffice for it, -1: none.
         package_dirs: folders that packages may be taken from.
@@ -37,7 +39,7 @@ class WorkerSetup:
         background: another worker serves while it loads.
         compile: it may compile while it loads; `compile_first` that the first worker does, too.
         device_before: where an earlier worker of the stage ran, "" for the first.
-        calibrations: what an earlier worker of the same kind has measured, empty for the first.
+        calibrations, batching: what an earlier worker of the same kind has measured, empty for the first.
         swapped: the tier that it has a new package for, None: none.
         without_graphs: it captures no CUDA graphs, as a worker before it failed to.
         seed: of what models draw at random in a replay, None: as it comes.
@@ -54,6 +56,9 @@ class WorkerSetup:
     loaded: tuple[int, ...]
     lower: tuple[int, ...]
     scenes: tuple[str, ...] = ()
+    streams: tuple[str, ...] = ()
+    batch: int = 1
+    batch_strict: bool = False
     package_dirs: tuple[str, ...] = ()
     shapes: ShapeOptions = ShapeOptions()
     device: str = "cpu"
@@ -73,6 +78,7 @@ class WorkerSetup:
     compile: bool = True
     device_before: str = ""
     calibrations: tuple[Calibration, ...] = ()
+    batching: Batching | None = None
     swapped: int | None = None
     without_graphs: bool = False
     seed: int | None = None
@@ -83,6 +89,10 @@ class WorkerSetup:
     def compiles(self) -> bool:
         """Whether it compiles while it loads, which takes its time."""
         return self.compile and any(build.engine == "compile" for build in self.build)
+
+    def options_of(self, stream: int) -> dict[str, Any]:
+        """What the adapter of a stream gets: its name as well, where it has one."""
+        return self.options | {"stream": self.streams[stream]} if self.streams else self.options
 
 
 def worker_setup(stage: StageConfig, node: NodeConfig) -> WorkerSetup:
@@ -108,6 +118,9 @@ def worker_setup(stage: StageConfig, node: NodeConfig) -> WorkerSetup:
         build=tuple(stage.build_options(tier) for tier in tiers),
         packages=stage.packages,
         loaded=tuple(tiers),
+        streams=stage.streams,
+        batch=stage.batch,
+        batch_strict=stage.batch_strict,
         lower=tuple(_lower(stage, tier) for tier in tiers),
         scenes=tuple(scene.name for scene in stage.scenes),
         package_dirs=tuple(folders),
@@ -137,7 +150,9 @@ def _lower(stage: StageConfig, tier: int) -> int:
 
 def _nice(stage: StageConfig, node: NodeConfig) -> int:
     """The nice value of a stage's workers: 10 more for each higher priority that there is, at most 19."""
-    return min(19, 10 * len({each.priority for each in node.stages if each.priority > stage.priority}))
+    return min(
+        19, 10 * len({each.priority for each in node.whole_stages if each.priority > stage.priority})
+    )
 
 
 _PREFIX: Final = "torchperf_worker_"

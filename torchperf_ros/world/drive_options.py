@@ -30,12 +30,8 @@ def drive(  # noqa: PLR0913, PLR0917 - the options of the command
         float | None,
         Option(
             min=0.0,
-            help="From a worker's death until another is ready. Default: 300, or what --times says.",
+            help="From a death until there is a worker, or a naive node, again. Default: as measured, or in --times.",
         ),
-    ] = None,
-    naive_restart_s: Annotated[
-        float | None,
-        Option(min=0.0, help="The same of the arms naive and blocking, in seconds. Default: as measured."),
     ] = None,
     output: Annotated[
         Path | None,
@@ -43,7 +39,7 @@ def drive(  # noqa: PLR0913, PLR0917 - the options of the command
             "--output",
             "-o",
             metavar="FOLDER",
-            help="Write log, parameters, picture, page, figures and a test.",
+            help="Write log, parameters, page, figures and a test.",
         ),
     ] = None,
     camera: Annotated[
@@ -67,7 +63,7 @@ def drive(  # noqa: PLR0913, PLR0917 - the options of the command
     {median: 40, p99: 70}}}` and `planning: {full: {inference_ms: 5}}`.
 
     With -o the folder gets drive.mcap and drive.yaml (`torchperf replay
-    drive.mcap --params drive.yaml`), drive.png, drive.html, drive.json, and a
+    drive.mcap --params drive.yaml`), drive.html, drive.json, and a
     test that drives it again and replays it (`pytest FOLDER`).
 
     Examples:
@@ -76,13 +72,13 @@ def drive(  # noqa: PLR0913, PLR0917 - the options of the command
         torchperf drive --scenario ccrb --seed 3 --no-tui -o drives/ccrb-3
         torchperf drive --scenario overtake --faults hasty
         torchperf drive --times records.jsonl --faults sigkill=2 --restart-ms 900
-        torchperf drive --arm naive --times mine.yaml --faults hang=0.5,sigkill=2 --naive-restart-s 5
+        torchperf drive --arm naive --times mine.yaml --faults hang=0.5,sigkill=2 --restart-ms 5000
 
     Exit status: 0 if nothing was hit, 1 if the vehicle is to blame for a collision, 2 for input that cannot
     be used.
     """
     if output is not None:
-        need("matplotlib", "jinja2", "plotly")
+        need("jinja2", "plotly")
         if output.exists() and not output.is_dir():
             fail(f"--output {output}: is a file; name a folder")
     elif camera or lidar:
@@ -91,16 +87,14 @@ def drive(  # noqa: PLR0913, PLR0917 - the options of the command
         )
     with console(stderr=True).status("loading"):
         from torchperf_ros.world.drive_command import list_choices, run_drive
-        from torchperf_ros.world.loop import ARMS, NAIVE_ARMS, NAIVE_RESTART_S, OWN_ARMS, Drive
+        from torchperf_ros.world.loop import FAULTLESS, Drive
         from torchperf_ros.world.scenarios import draw_scenario
     shown = console()
     if show_list:
         list_choices(shown)
         return
-    restarts = {"--restart-ms": (restart_ms, OWN_ARMS), "--naive-restart-s": (naive_restart_s, NAIVE_ARMS)}
-    for option, (value, arms) in restarts.items():
-        if value is not None and arm in ARMS and arm not in arms:
-            fail(f"{option}: has no effect on the arm {arm}; it counts for {', '.join(arms)}")
+    if restart_ms is not None and arm in FAULTLESS:
+        fail(f"--restart-ms: has no effect on the arm {arm}, in which nothing dies")
     tui = shown.is_terminal and not no_tui
     one = Drive(
         draw_scenario(scenario, seed),
@@ -111,6 +105,5 @@ def drive(  # noqa: PLR0913, PLR0917 - the options of the command
         lidar=lidar,
         times=times,
         restart_ms=restart_ms,
-        naive_restart_s=NAIVE_RESTART_S if naive_restart_s is None else naive_restart_s,
     )
     raise typer.Exit(run_drive(shown, one, output, tui=tui))

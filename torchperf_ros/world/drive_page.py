@@ -1,77 +1,19 @@
-"""What is left of a drive: a picture of it, and a page."""
+"""What is left of a drive: a page, with pictures of it."""
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from torchperf_ros.observe.runs.report.page import Block, Page, number_cell, table
+from torchperf_ros.observe.runs.page import Block, Page, number_cell, table
 from torchperf_ros.world.loop import ARMS, Drive, Driven
 from torchperf_ros.world.scenarios import describe
 from torchperf_ros.world.vehicles import LENGTH_M, REAR_M, WIDTH_M
 from torchperf_ros.world.world import Moment
 
-_SHOWN = 6  # moments in the picture
 _CORNERS = np.array([[0.5, 0.5], [0.5, -0.5], [-0.5, -0.5], [-0.5, 0.5], [0.5, 0.5]])
-_OURS, _OTHERS, _WALL, _HIT = "#00704f", "#0072b2", "#8a8f96", "#b32d00"
-
-
-def write_picture(drives: Sequence[tuple[Drive, Driven]], path: Path) -> None:
-    """Drives from above, each in a row, and their speed and time to collision.
-
-    PNG or SVG by the file's suffix.
-
-    The road is drawn wider than it is: across, a metre is longer than along.
-    """
-    import matplotlib as mpl
-
-    mpl.use("agg")
-    from matplotlib import pyplot as plt
-
-    heights = [1.0] * len(drives) + [1.2, 1.2]
-    figure, (*roads, speed, ttc) = plt.subplots(
-        len(heights), 1, figsize=(11, 1.7 * len(heights)), height_ratios=heights, layout="constrained"
-    )
-    farthest_m = max(driven.world.progress_m for _, driven in drives) + 40.0
-    for (one, driven), road in zip(drives, roads, strict=True):
-        trace, colour = driven.world.trace, _HIT if driven.score.collision else _OURS
-        for edge in one.scenario.road:
-            points = one.scenario.lane.at(np.arange(-20.0, farthest_m, 2.0), edge)
-            road.plot(points[:, 0], points[:, 1], color=_WALL, linewidth=1)
-        for number, index in enumerate(np.linspace(0, len(trace) - 1, _SHOWN)):
-            for shade, outline in _outlines(driven, trace[round(index)]):
-                strength = 0.25 + 0.75 * number / (_SHOWN - 1)
-                road.fill(outline[:, 0], outline[:, 1], color=shade, alpha=strength, linewidth=0)
-            x, y, *_ = trace[round(index)].vehicle
-            at = f"{trace[round(index)].at_s:.0f} s"
-            road.annotate(
-                at,
-                (x, y),
-                (0, -15),
-                textcoords="offset points",
-                ha="center",
-                fontsize="x-small",
-                color=colour,
-            )
-        own = [moment.vehicle[1] for moment in trace]
-        road.set(
-            ylim=(min(own) - 8, max(own) + 8),
-            xlim=(-20.0, farthest_m),
-            title=_title(one, driven),
-            yticks=[],
-        )
-        at_s = [moment.at_s for moment in trace]
-        speed.plot(at_s, [3.6 * moment.vehicle[3] for moment in trace], color=colour, label=one.arm)
-        ttc.plot(at_s, [min(moment.ttc_s, 3.0) for moment in trace], color=colour)
-    roads[-1].set_xlabel("m; with a time: this vehicle; blue: the others at these times")
-    fastest = max(moment.vehicle[3] for _, driven in drives for moment in driven.world.trace)
-    speed.set(ylabel="km/h", ylim=(0, max(1.0, 1.1 * 3.6 * fastest)))
-    speed.legend(loc="lower right")
-    ttc.set(ylabel="TTC, s", xlabel="s", ylim=(0, 3.1))
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+OURS, _OTHERS, WALL, HIT = "#00704f", "#0072b2", "#8a8f96", "#b32d00"
 
 
 def write_page(one: Drive, driven: Driven, path: Path) -> None:
@@ -105,12 +47,12 @@ def write_page(one: Drive, driven: Driven, path: Path) -> None:
             x=points[:, 0].round(2).tolist(),
             y=points[:, 1].round(2).tolist(),
             mode="lines",
-            line={"color": _WALL},
+            line={"color": WALL},
             hoverinfo="skip",
             showlegend=False,
         )
     for index in range(0, len(trace), 20):
-        for colour, outline in _outlines(driven, trace[index]):
+        for colour, outline in outlines(driven, trace[index]):
             road.add_scatter(
                 x=outline[:, 0].round(2).tolist(),
                 y=outline[:, 1].round(2).tolist(),
@@ -126,8 +68,8 @@ def write_page(one: Drive, driven: Driven, path: Path) -> None:
         height=280, xaxis={"title": "m", "range": [min(own) - 40, max(own) + 60]}, yaxis={"title": "m"}
     )
     at_s = [moment.at_s for moment in trace]
-    speed = _line(at_s, [3.6 * moment.vehicle[3] for moment in trace], "km/h", _OURS)
-    ttc = _line(at_s, [min(moment.ttc_s, 3.0) for moment in trace], "s", _HIT)
+    speed = _line(at_s, [3.6 * moment.vehicle[3] for moment in trace], "km/h", OURS)
+    ttc = _line(at_s, [min(moment.ttc_s, 3.0) for moment in trace], "s", HIT)
     for stamp_ns, kind in driven.injected:
         speed.add_vline(
             x=(stamp_ns - driven.world.start_ns) / 1e9,
@@ -150,20 +92,18 @@ def write_page(one: Drive, driven: Driven, path: Path) -> None:
     footer += f" --load {one.load} --faults {one.faults}"
     for option, value in (("times", one.times), ("restart-ms", one.restart_ms)):
         footer += f" --{option} {value}" if value is not None else ""
-    if one.arm in {"naive", "blocking"}:
-        footer += f" --naive-restart-s {one.naive_restart_s:g}"
-    path.write_text(page.render(_title(one, driven), f"{what}.", footer), encoding="utf-8")
+    path.write_text(page.render(title_of(one, driven), f"{what}.", footer), encoding="utf-8")
 
 
-def _outlines(driven: Driven, moment: Moment) -> list[tuple[str, Any]]:
+def outlines(driven: Driven, moment: Moment) -> list[tuple[str, Any]]:
     """Colour and corners of everybody; the vehicle comes last."""
-    kinds = [_WALL if body.kind == "wall" else _OTHERS for body in driven.world.bodies]
+    kinds = [WALL if body.kind == "wall" else _OTHERS for body in driven.world.bodies]
     x, y, yaw, _ = moment.vehicle
     ahead = 0.5 * LENGTH_M - REAR_M
     own = (x + ahead * math.cos(yaw), y + ahead * math.sin(yaw), yaw, 0.0, 0.0, LENGTH_M, WIDTH_M)
     last = driven.score.collision and moment is driven.world.trace[-1]
     outlines = []
-    for colour, box in [*zip(kinds, moment.boxes.tolist(), strict=True), (_HIT if last else _OURS, own)]:
+    for colour, box in [*zip(kinds, moment.boxes.tolist(), strict=True), (HIT if last else OURS, own)]:
         corners, (cosine, sine) = _CORNERS * box[5:], (math.cos(box[2]), math.sin(box[2]))
         outlines.append((colour, corners @ np.array([[cosine, sine], [-sine, cosine]]) + box[:2]))
     return outlines
@@ -185,7 +125,7 @@ def _table(values: dict[str, Any]) -> Block:
     return table(("", ""), [[name, number_cell(f"{value:g}")] for name, value in values.items()])
 
 
-def _title(one: Drive, driven: Driven) -> str:
+def title_of(one: Drive, driven: Driven) -> str:
     name = (
         f"{one.scenario.name}, seed {one.scenario.seed}, {one.arm}, load x{one.load}, faults {one.faults}"
     )

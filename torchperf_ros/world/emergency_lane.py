@@ -22,32 +22,18 @@ class LaneOnClock:
         self._every_ns = round(NS_PER_S / options.rate_hz)
         self._publish_at_ns = 0
 
-    def left_alone(self, now_ns: int) -> None:
-        self.rules.left_alone(now_ns)
-
-    def is_over(self, now_ns: int) -> bool:
-        """Whether the process has ended by itself.
-
-        The vehicle stands, or has had time to, and the node is gone.
-        """
-        return self.rules.may_end(now_ns)
-
-    def last_word(self, now_ns: int, ros_now_ns: int) -> bytes | None:
-        """What the process publishes before it ends."""
-        self._publish_at_ns = 0
-        return self.due(now_ns, ros_now_ns)
-
-    def due(self, now_ns: int, ros_now_ns: int) -> bytes | None:
+    def due(self, now_ns: int, ros_now_ns: int, *, at_once: bool = False) -> bytes | None:
         """Look for silence.
 
-        The stop path where it is time to publish it: at once when latched, then at `rate_hz`.
+        The stop path where it is time to publish it: at once when latched, then at `rate_hz`; also `at_once`
+        where the process ends, which is its last word.
         """
         rules = self.rules
         rules.look_for_silence(now_ns)
         if rules.latch is None or not rules.active:
             self._publish_at_ns = 0
             return None
-        if now_ns < self._publish_at_ns:
+        if now_ns < self._publish_at_ns and not at_once:
             return None
         self._publish_at_ns = now_ns + self._every_ns
         return rules.stop_path(now_ns, ros_now_ns)

@@ -92,7 +92,6 @@ def _rates(faults: str) -> dict[str, float]:
 
 
 def _now_and_then(seed: int, kind: str, per_minute: float, start_ns: int) -> Iterator[tuple[int, str]]:
-    """When a fault is due and which stage it hits: a Poisson process."""
     rng, at_s = random.Random(f"{seed} rate {kind}"), 0.0
     while True:
         at_s += rng.expovariate(per_minute / 60.0)
@@ -161,7 +160,6 @@ class DrawnRuns:
 
     @property
     def hasty(self) -> bool:
-        """Whether the route leads past a slower car whoever comes towards us."""
         return self.faults == "hasty"
 
     def times(self, stage: str) -> "FaultyTimes":
@@ -200,8 +198,6 @@ class DrawnRuns:
 
 @dataclass(frozen=True, kw_only=True)
 class FaultyTimes(StageTimes):
-    """What the runs of a stage take, with faults."""
-
     stage: str
     luck: DrawnRuns
 

@@ -70,9 +70,9 @@ BUDGETS_MS: Final = {"perception": 50.0, "planning": 30.0}
 # From the naive node's death until it takes frames again, on a processor of its own.
 #
 # See docs/safety.md.
-NAIVE_RESTART_S: Final = 2.6
+NAIVE_RESTART_MS: Final = 2600.0
 _ZERO, _WATCHED, _RADAR, _CAMERA = "zero", "watched", "radar", "camera"
-_FAULTLESS: Final = {_ZERO, _WATCHED}
+FAULTLESS: Final = {_ZERO, _WATCHED}
 _GUARDED: Final = {"no_lane", "full", _WATCHED, _RADAR, _CAMERA}
 _HAVE_LANE: Final = {"full", _WATCHED}
 # the lane knows how everybody moves when a drive begins, as any lane does
@@ -98,9 +98,8 @@ class Drive:
         output: MCAP to write, None for none.
         camera, lidar: whether images and clouds go into it.
         times: what the stages' runs take, see `replay --times`; None: as the reference networks.
-        restart_ms: from a worker's death until its replacement is ready; None: as in `times`, else
-            `RESTART_MS`.
-        naive_restart_s: the same of the naive node.
+        restart_ms: from a worker's death until its replacement is ready, or the naive node is back; None:
+            as in `times`, else `RESTART_MS`; of the naive node `NAIVE_RESTART_MS`.
     """
 
     scenario: Scenario
@@ -112,7 +111,6 @@ class Drive:
     lidar: bool = False
     times: Path | None = None
     restart_ms: float | None = None
-    naive_restart_s: float = NAIVE_RESTART_S
 
     def luck(self) -> DrawnRuns:
         """What is drawn for it; raises `ConfigError` where load, faults or times cannot be used."""
@@ -236,7 +234,7 @@ class _Arm(ExitStack, abc.ABC):
         Of one that lasts for a second, where that begins.
         """
         starts_ns = (
-            range(self.world.start_ns, until_ns, NS_PER_S) if self.drive.arm not in _FAULTLESS else ()
+            range(self.world.start_ns, until_ns, NS_PER_S) if self.drive.arm not in FAULTLESS else ()
         )
         kind = "unseen" if self.luck.unseen else "blind"
         return sorted(
@@ -251,7 +249,6 @@ class _Arm(ExitStack, abc.ABC):
             self._log.write(absolute(topic), type_name, data, t_ns)
 
     def plan(self, messages: Messages, stamp_ns: int, tier: int = 0) -> bytes:
-        """What the stages' models make of a frame."""
         content = {
             topic: decode(data, kind)
             for topic, kind, data in messages
@@ -261,7 +258,7 @@ class _Arm(ExitStack, abc.ABC):
         name = TIERS[tier]
         near = ((objects[:, :2] - ego[:2]) ** 2).sum(axis=1) <= RANGES_M[name] ** 2
         objects = objects[near][
-            : 0 if self._blind.at(stamp_ns) and self.drive.arm not in _FAULTLESS else None
+            : 0 if self._blind.at(stamp_ns) and self.drive.arm not in FAULTLESS else None
         ]
         plan = plan_along(self.lane, ego, objects, self.drive.scenario.speed, AHEAD_S[name])
         return path_bytes(plan, FRAME, stamp_ns, stamp_ns)
@@ -322,7 +319,7 @@ class _Naive(_Arm):
     the sum of the budgets, when it publishes its last plan again, and the result that still comes is lost;
     `blocking` until it is there. Exceptions are caught. NaN is published. Where a run hangs, one of four
     threads is gone for ever (of one, in `blocking`); where it kills the process, the node is back
-    `naive_restart_s` later.
+    `restart_ms` later.
     """
 
     def __init__(self, drive: Drive, world: World, log: OutputLog | None, workers: Workers) -> None:
@@ -351,7 +348,6 @@ class _Naive(_Arm):
         self.until(stamp_ns)
 
     def _run(self, messages: Messages, stamp_ns: int, now_ns: int) -> None:
-        """Begin a frame: when it is done, and with which plan."""
         if not self._threads:
             self._free_ns = now_ns + (self._wait_ns or 1 << 62)
             return
@@ -364,7 +360,10 @@ class _Naive(_Arm):
         done_ns = now_ns + round(took_ms * NS_PER_MS)
         if ending is Outcome.CRASHED:
             self.count("restarts")
-            self._free_ns = done_ns + round(self.drive.naive_restart_s * NS_PER_S)
+            restart_ms = self.drive.restart_ms
+            self._free_ns = done_ns + round(
+                (NAIVE_RESTART_MS if restart_ms is None else restart_ms) * NS_PER_MS
+            )
             self._threads = 1 if self._wait_ns is None else _NAIVE_THREADS
             return
         if ending is Outcome.HUNG:
@@ -519,7 +518,7 @@ def drive(one: Drive, watch: Watch = lambda _: None, workers: Workers | None = N
         camera, lidar = (wanted and log is not None for wanted in (one.camera, one.lidar))
         camera = camera or one.arm == _CAMERA
         sensors = Sensors(world, radar=one.arm == _RADAR, camera=camera, lidar=lidar)
-        stamp_ns, beside_m, hasty = world.start_ns, math.nan, arm.luck.hasty and one.arm not in _FAULTLESS
+        stamp_ns, beside_m, hasty = world.start_ns, math.nan, arm.luck.hasty and one.arm not in FAULTLESS
         arm.start()
         if arm.emergency is not None:
             for before_ns, messages in sensors.before(

@@ -117,7 +117,6 @@ class Vehicle:
 
     @property
     def followed(self) -> Floats:
-        """The points [n, 2] of the path that it follows."""
         return self._path.points
 
     def take(self, path: bytes, start_ns: int) -> None:
@@ -132,11 +131,9 @@ class Vehicle:
         self.follow(timed.points[:, :2], (timed.stamps_ns - start_ns) / NS_PER_S)
 
     def follow(self, points: Floats, times_s: Floats) -> None:
-        """Follow these points [n, 2], each at its time [n]."""
         self._path = _Followed(points, times_s)
 
     def step(self, now_s: float) -> None:
-        """Move on by `DT_S`."""
         if self._steps % _EVERY == 0:
             self._last = self._order(now_s)
         self._steps += 1
@@ -155,7 +152,6 @@ class Vehicle:
         self.yaw += turn
 
     def _order(self, now_s: float) -> tuple[float, float]:
-        """Acceleration and steering angle, to take effect after the delay."""
         path, then_s = self._path, now_s + DELAY_S
         at = path.place(self.x, self.y)
         speed = max(0.0, self.speed + sum(order[0] for order in self._orders) * DT_S)

@@ -2,7 +2,6 @@ import itertools
 import json
 import math
 import resource
-import threading
 from dataclasses import replace
 from datetime import datetime, timezone
 
@@ -123,19 +122,6 @@ def test_given_stages_in_a_row_when_recorded_then_what_passes_between_is_there_o
     assert [words for _, _, words in written] == ["a", "path", "path", "b", "path"]
 
 
-def test_given_another_input_that_came_before_the_frame_when_recorded_then_it_stands_at_its_own_receipt(
-    tmp_path,
-):
-    box = Box(tmp_path)
-    late = frame(2, stage=1, inputs=("boxes", "a"), output="path")
-    late.inputs[1].waited_us = 500_000
-    box.frame(late)
-    box.incident(2)
-    assert [(round(at, 2), words) for at, topic, words in box.written() if topic == "/odom"] == [
-        (1.49, "a")
-    ]
-
-
 def test_given_what_no_frame_carries_when_heard_then_it_stands_at_its_receipt_and_its_time_is_no_jump(
     tmp_path,
 ):
@@ -191,7 +177,6 @@ def test_given_ros_time_that_jumps_then_what_came_before_is_not_mixed_with_what_
     assert times[0][1] == "/image"
     assert times[0][0] == pytest.approx(then_s - 0.51)
     assert [at_s for at_s, topic in times if topic == "/perf/memory"] == [then_s, then_s + 1, then_s + 2]
-    assert box.held_bytes == sum(kept.size for kept in box._kept)
 
 
 def test_given_an_incident_when_ros_time_jumps_then_it_ends_there(tmp_path):
@@ -203,36 +188,6 @@ def test_given_an_incident_when_ros_time_jumps_then_it_ends_there(tmp_path):
     report(box, 2.0, 2)
     assert box.written() == [(100.0, "/perf/memory", 0.0), (101.0, "/perf/memory", 1.0)]
     assert box.incidents == 1
-
-
-def test_given_little_room_when_ros_time_jumps_during_an_incident_then_nothing_that_follows_is_in_it(
-    tmp_path,
-):
-    size = len(text("x" * 1000))
-    box = Box(tmp_path, part_bytes=4 * size)  # what came before the jump is gone when that is noticed
-    box.incident(0)
-    report(box, 100.0, 0)
-    for at_s in (1.0, 1.2, 1.4, 1.6):
-        BlackBox.frame(box, frame(at_s, inputs=(), output="x" * 900))
-    report(box, 2.0, 1)
-    assert box.written() == [(100.0, "/perf/memory", 0.0)]
-    assert box.incidents == 1
-
-
-def test_given_an_incident_that_cannot_be_written_yet_when_ros_time_jumps_then_nothing_that_follows_is_in_it(
-    tmp_path,
-):
-    box, first_may_end = Box(tmp_path), threading.Event()
-    box._fill = lambda folder, incident: first_may_end.wait(60) and BlackBox._fill(box, folder, incident)
-    report(box, 100.0, 0)
-    box.incident(0, "first")
-    box.tick(2)
-    box.incident(2, "second")
-    report(box, 2.0, 3)  # ends the second one, while the first is being written
-    report(box, 3.0, 4)
-    first_may_end.set()
-    assert box.written() == [(100.0, "/perf/memory", 0.0)]
-    assert box.incidents == 2
 
 
 def test_given_a_bound_in_bytes_when_more_comes_then_the_oldest_goes_and_what_follows_is_left_out_and_said(
@@ -306,17 +261,6 @@ def test_given_a_profile_taken_meanwhile_when_an_incident_is_written_then_it_say
     box.finish()
     (incident,) = [path for path in box.evidence.incidents() if path.name.endswith("_test")]
     assert (incident / "see_also.txt").read_text() == f"{profile.name}\n"
-
-
-@pytest.mark.parametrize("output", [None, "held"])
-def test_given_a_frame_without_inputs_when_recorded_then_the_rest_of_it_is_kept(tmp_path, output):
-    box = Box(tmp_path)
-    box.frame(replace(frame(1, output=output), inputs=[]))
-    box.incident(1)
-    folder = box.folder()
-    with Reader(folder / "black_box") as reader:
-        topics = {connection.topic for connection in reader.connections}
-    assert topics == {"/perf/latency_stages"} | ({"/boxes"} if output else set())
 
 
 def in_ring(ring, reader, second, words):

@@ -6,8 +6,7 @@ import jsonschema
 import pytest
 
 from torchperf_ros.api.outcome import Fallback, Outcome
-from torchperf_ros.observe.recorder.record_log import RecordLog
-from torchperf_ros.observe.recorder.record_schema import schema
+from torchperf_ros.observe.recorder.record_log import RecordLog, schema
 from torchperf_ros.stage.frame import StepTimes
 from torchperf_ros.stage.frame_table import KEPT
 
@@ -131,15 +130,6 @@ def test_given_a_disk_that_takes_no_more_when_written_then_it_is_said_and_counte
     assert log.problem == ""
     assert [line["kind"] for line in lines(tmp_path)] == ["start", "frame", "start", "frame", "drops"]
     assert lines(tmp_path)[-1]["by"] == {"disk": 1}
-
-
-def test_given_a_node_that_starts_again_when_recorded_then_it_goes_on_in_the_same_file(log, tmp_path):
-    log.frame(frame_record(**FRAME))
-    log.tick(1, 0)
-    again = RecordLog(tmp_path / "records", LIMIT, START)
-    again.frame(frame_record(**FRAME))
-    again.tick(2, 0)
-    assert [line["kind"] for line in lines(tmp_path)] == ["start", "frame", "start", "frame"]
 
 
 def test_given_an_incident_when_asked_for_records_since_then_they_are_a_file_of_their_own(log):

@@ -12,7 +12,6 @@ import time
 import psutil
 import pytest
 
-from torchperf_ros.observe.recorder import recording
 from torchperf_ros.observe.recorder.recording import RecorderProcess, Recording
 from torchperf_ros.observe.telemetry.record_stream import MAX_PACKET_BYTES
 from torchperf_ros.settings.config import node_config
@@ -46,12 +45,14 @@ class Node:
             {"stages": ["camera"], "black_box_mib": 1, "record_mib": 1, **own},
             {"camera": {"adapter": "a:A", "output": "/boxes"}},
         )
-        self.ring = FrameRing(4096)
-        self.recording = Recording(config, {**SETUP, **setup}, [self.ring])
+        self.ring, self.later_s = FrameRing(4096), 0.0
+        self.recording = Recording(
+            config, {**SETUP, **setup}, [self.ring], lambda: time.monotonic() + self.later_s
+        )
 
     @property
     def recorder(self):
-        return self.recording._process
+        return self.recording.process
 
     def wait_for(self, condition):
         until = time.monotonic() + WITHIN_S
@@ -101,7 +102,7 @@ def test_given_parameters_and_events_of_any_size_then_texts_are_cut_and_counted_
 
 def test_given_records_that_nobody_understands_when_sent_then_it_is_said_and_the_recorder_goes_on(start):
     node = start()
-    node.recording._writer._send(b"no packet")
+    node.recorder.socket.send(b"no packet")
     node.recording.event(1, kind="record")  # without its name
     node.recording.event(2, kind="log", severity="info", text="after it")
     # on a busy machine, that it is silent comes first
@@ -110,11 +111,8 @@ def test_given_records_that_nobody_understands_when_sent_then_it_is_said_and_the
     assert node.recording.restarts == 0
 
 
-def test_given_a_recorder_that_is_stopped_when_seconds_pass_then_it_is_replaced(start, monkeypatch):
+def test_given_a_recorder_that_is_stopped_when_seconds_pass_then_it_is_replaced(start):
     """A step that waited for it would never end."""
-    monkeypatch.setattr(recording, "_SILENT_S", 1.5)
-    monkeypatch.setitem(recording._KILL_S, psutil.STATUS_STOPPED, 1.5)
-    monkeypatch.setattr(recording, "_RESTART_S", 2.0)
     node = start()
     node.wait_for(lambda: node.recording.status)
     stopped = node.recorder.pid
@@ -122,36 +120,37 @@ def test_given_a_recorder_that_is_stopped_when_seconds_pass_then_it_is_replaced(
     os.kill(stopped, signal.SIGSTOP)
     node.wait_for(node.recording.unable)  # once it has had the processor to stop
     assert node.recording.unable() == "the recorder is stopped"
-    node.wait_for(lambda: "made no progress for 2 s (stopped)" in node.recording.problem)
-    assert "made no progress" in node.recording.unable()
+    node.later_s = 6.0
+    node.wait_for(lambda: "s (stopped); another one is started" in node.recording.problem)
+    assert "made no progress for" in node.recording.unable()
+    node.later_s = 20.0
     node.wait_for(lambda: node.recording.restarts == 1 and node.recording.problem == "")
     assert node.recording.unable() == ""
     assert not psutil.pid_exists(stopped)
 
 
-def test_given_a_recorder_that_says_nothing_when_judged_then_it_depends_on_what_it_waits_for(
-    start, monkeypatch
+@pytest.mark.parametrize(
+    ("state", "silent_s", "warned", "killed"),
+    [
+        ("sleeping", 4.0, False, False),
+        ("running", 30.0, False, False),
+        ("disk-sleep", 6.0, True, False),
+        ("disk-sleep", 21.0, True, True),
+        ("running", 61.0, True, True),
+    ],
+)
+def test_given_a_recorder_that_is_silent_when_judged_then_it_depends_on_what_it_waits_for(
+    start, monkeypatch, state, silent_s, warned, killed
 ):
-    nodes = [start(), start()]
-    for node in nodes:
-        node.wait_for(lambda node=node: node.recording.status)
+    node = start()
+    node.wait_for(lambda: node.recording.status)
     monkeypatch.setattr(RecorderProcess, "heard", lambda self: iter(()))
-    for node, state, silent_s, warned, killed in (
-        (nodes[0], "sleeping", 4.0, False, False),
-        (nodes[0], "running", 30.0, False, False),
-        (nodes[0], "disk-sleep", 6.0, True, False),
-        (nodes[0], "disk-sleep", 21.0, True, True),
-        (nodes[1], "running", 61.0, True, True),
-    ):
-        monkeypatch.setattr(RecorderProcess, "state", state)
-        node.recording._heard_at = time.monotonic() - silent_s
-        node.recording.step()
-        assert (
-            ("no progress" in node.recording.problem)
-            == ("no progress" in node.recording.unable())
-            == warned
-        )
-        assert (node.recorder is None) == killed
+    monkeypatch.setattr(RecorderProcess, "state", state)
+    node.later_s = silent_s
+    node.recording.step()
+    progress = ["no progress" in words for words in (node.recording.problem, node.recording.unable())]
+    assert progress == [warned, warned]
+    assert (node.recorder is None) == killed
 
 
 def test_given_a_killed_recorder_that_does_not_end_then_no_second_one_waits_for_the_same_disk(
@@ -159,7 +158,7 @@ def test_given_a_killed_recorder_that_does_not_end_then_no_second_one_waits_for_
 ):
     node = start()
     node.wait_for(lambda: node.recording.status)
-    node.recording._tried_at = 0.0
+    node.later_s = 20.0
     monkeypatch.setattr(RecorderProcess, "has_ended", lambda self: False)
     os.kill(node.recorder.pid, signal.SIGKILL)
     node.wait_for(lambda: "has not ended" in node.recording.problem)
@@ -173,35 +172,27 @@ def test_given_a_node_that_dies_with_a_status_unread_when_gone_then_its_last_sec
     start, tmp_path
 ):
     node = start()
-    assert select.select([node.recorder._own], [], [], WITHIN_S)[0]  # a status, which nobody reads any more
+    assert select.select([node.recorder.socket], [], [], WITHIN_S)[
+        0
+    ]  # a status, which nobody reads any more
     process = psutil.Process(node.recorder.pid)
-    node.recorder._own.close()
+    node.recorder.socket.close()
     process.wait(WITHIN_S)
     (incident,) = tmp_path.glob("evidence/2*_node-died")
     assert "gone without a word" in (incident / "incident.json").read_text()
 
 
-def test_given_large_messages_and_outputs_when_nobody_passes_them_on_then_their_bytes_are_bounded_and_counted(
-    start, monkeypatch
+def test_given_more_than_can_be_passed_on_then_it_is_bounded_lost_and_counted_and_then_there_is_room_again(
+    start,
 ):
-    monkeypatch.setattr(recording, "_MOST_WAITING_BYTES", 1 << 20)
     node = start()
-    answer = answered_frame(seq=1)
-    answer.payload = bytes(300_000)
-    lost = node.recording._writer.lost
-    with node.recording._lock:  # as while another recorder is started
-        for _ in range(10):
-            node.recording.message("/objects", 1, bytes(200_000))
-            node.recording.frame(0, answer, 1.0)
-            node.recording.event(1, kind="log", severity="info", text="x" * 300_000)
-        waiting = [*node.recording._messages, *node.recording._answers]
-        held = sum(len(one[2]) if isinstance(one[2], bytes) else len(one[1].payload) for one in waiting)
-        assert 500_000 < held <= 1 << 20
-        assert len(node.recording._waiting) == 3
-        assert node.recording._writer.lost - lost == 30 - len(waiting) - 3
-    node.wait_for(lambda: not node.recording._messages and not node.recording._answers)
-    node.recording.message("/objects", 1, bytes(200_000))  # there is room again
-    assert node.recording._writer.lost == 0
+    node.wait_for(lambda: node.recording.status)
+    for _ in range(30):  # 150 MiB at once, of which 64 may wait if a pass comes in between
+        node.recording.message("/objects", 1, bytes(5 << 20))
+    node.wait_for(lambda: node.recording.status["lost"] >= 17)
+    node.recording.message("/objects", 1, bytes(20_000))
+    node.recording.event(1, kind="log", severity="info", text="after it")
+    node.wait_for(lambda: "after it" in node.texts())
 
 
 def test_given_something_that_cannot_be_passed_on_then_it_is_counted_and_what_follows_is_recorded(start):

@@ -3,7 +3,7 @@
 import numpy as np
 
 from torchperf_ros.api.outcome import Fallback, Outcome
-from torchperf_ros.observe.runs.run_file import run_of
+from torchperf_ros.observe.runs.run_log import run_of
 from torchperf_ros.stage.frame_table import FRAME
 
 STAMP_NS = 1_700_000_000_000_000_000

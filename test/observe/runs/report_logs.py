@@ -37,7 +37,7 @@ def frame_row(stage: int, seq: int) -> list[float]:
     inference_ms = math.nan if late else total_ms - 4.0
     outcome, fallback = (Outcome.LATE, Fallback.HOLD_LAST) if late else (Outcome.ON_TIME, math.nan)
     row = [stage, seq, 2.0, 0.5, 0.5, 1.0, inference_ms, 1.0, total_ms, 50.0, seq >= 50, outcome, fallback]
-    return [*row, checked(stage, seq), 0.0, 2.0 * late, 50.0, total_ms - 50.0, 0.0]
+    return [*row, checked(stage, seq), 0.0, 2.0 * late, 50.0, total_ms - 50.0, 0.0, math.nan]
 
 
 def checked(stage: int, seq: int) -> float:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from torchperf_ros.observe.runs.compare.changes import (
+from torchperf_ros.observe.runs.changes import (
     MAX,
     MEMORY_SLOPE,
     METRICS,

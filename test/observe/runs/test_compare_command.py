@@ -4,7 +4,6 @@ import importlib.util
 import json
 import math
 import re
-import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -15,10 +14,9 @@ pytest.importorskip("plotly", reason="plotly is not installed")
 pytest.importorskip("arch", reason="arch is not installed")
 
 
-from torchperf_ros.observe.runs.compare import comparison
-from torchperf_ros.observe.runs.compare.verdict_page import verdict_page
-from torchperf_ros.observe.runs.run_file import write_run
-from torchperf_ros.observe.runs.run_log import StageLog
+from torchperf_ros.observe.runs import comparison
+from torchperf_ros.observe.runs.run_log import StageLog, write_run
+from torchperf_ros.observe.runs.verdict import verdict_page
 from torchperf_ros.tools.main import app
 
 from . import compare_runs as made
@@ -164,30 +162,6 @@ def test_given_a_full_disk_when_the_verdict_is_written_then_the_message_names_th
     done = compare(runs / "base.json", runs / "same.parquet", "--json", "/dev/full")
     assert done.exit_code == 2
     assert done.stderr == "torchperf: --json /dev/full: cannot be written: No space left on device\n"
-
-
-@pytest.mark.parametrize(
-    ("flag", "name"),
-    [
-        ("--markdown", "run.parquet"),
-        ("--html", "link.json"),
-        ("--json", "hard.json"),
-        ("--json", "folder/run.parquet"),
-    ],
-)
-def test_given_an_output_that_is_an_input_then_it_is_refused_and_the_input_is_kept(
-    runs, tmp_path, flag, name
-):
-    shutil.copy(runs / "same.parquet", tmp_path / "run.parquet")
-    (tmp_path / "folder").mkdir()
-    shutil.copy(runs / "same.parquet", tmp_path / "folder" / "run.parquet")
-    (tmp_path / "link.json").symlink_to(tmp_path / "run.parquet")
-    (tmp_path / "hard.json").hardlink_to(tmp_path / "run.parquet")
-    before = (tmp_path / name).read_bytes()
-    new = tmp_path / "folder" if "/" in name else tmp_path / "run.parquet"
-    done = compare(runs / "base.json", new, flag, tmp_path / name)
-    assert (done.exit_code, (tmp_path / name).read_bytes()) == (2, before)
-    assert f"{flag} {tmp_path / name}: would replace the input" in done.stderr
 
 
 def test_given_several_runs_a_side_when_compared_then_files_after_one_option_are_all_of_its_side(tmp_path):

@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 pytest.importorskip("arch", reason="arch is not installed")
 
 
-from torchperf_ros.observe.runs.compare.bootstrap import stage_frames
-from torchperf_ros.observe.runs.compare.changes import Judgement
-from torchperf_ros.observe.runs.compare.comparison import agreement, compare
-from torchperf_ros.observe.runs.compare.verdict_text import headline
+from torchperf_ros.observe.runs.changes import Judgement, stage_frames
+from torchperf_ros.observe.runs.comparison import agreement, compare
 from torchperf_ros.observe.runs.run_log import RunLog, RunLogError, StageLog
+from torchperf_ros.observe.runs.verdict import headline
 
 from . import compare_runs as made
 
@@ -107,16 +106,6 @@ def test_given_a_log_of_which_half_is_missed_when_compared_then_it_is_worse_wher
         assert (found["miss"].base, found["miss"].new) == (6.0, pytest.approx(56, abs=3))
         assert found["miss"].verdict is Judgement.WORSE
         assert (found["fallback"].new, found["fallback"].conspicuous) == (pytest.approx(56, abs=3), True)
-
-
-def test_given_gaps_in_the_numbers_when_compared_then_they_are_dropped_frames():
-    rows = made.rows(made.latencies(4000, 2, phi=0.0))
-    kept = np.delete(rows, np.random.default_rng(0).permutation(3998)[:200] + 1)
-    found = verdicts(view(made.latencies(4000, 1, phi=0.0)), bare(kept))
-    assert found["dropped"].new == pytest.approx(5.0)
-    assert found["dropped"].conspicuous
-    assert found["miss"].new == pytest.approx(5.0)
-    assert found["miss"].verdict is Judgement.WORSE
 
 
 def of_tiers(tiers, *names, count=400):

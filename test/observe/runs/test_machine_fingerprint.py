@@ -7,7 +7,7 @@ import textwrap
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchperf_ros.observe.runs.machine_fingerprint import (
+from torchperf_ros.observe.telemetry.machine import (
     cpu_model,
     installed_mib,
     machine_facts,
@@ -62,7 +62,7 @@ def test_given_a_process_whose_parent_was_killed_when_it_has_ended_then_what_it_
     start = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
     code = f"""
         import subprocess, sys
-        from torchperf_ros.observe.runs.machine_fingerprint import ProcessorShare
+        from torchperf_ros.observe.telemetry.machine import ProcessorShare
         share = ProcessorShare()
         parent = subprocess.Popen([sys.executable, "-c", {start!r}, {burn!r}], stdout=subprocess.PIPE)
         parent.stdout.readline()

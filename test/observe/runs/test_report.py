@@ -10,16 +10,15 @@ pytest.importorskip("plotly", reason="plotly is not installed")
 
 from plotly.offline import get_plotlyjs
 
-from torchperf_ros.observe.runs.report import report_page
-from torchperf_ros.observe.runs.report.report_page import Overview, OverviewRow, write_report
-from torchperf_ros.observe.runs.report.report_pictures import VERMILION, envelope
-from torchperf_ros.observe.runs.report.report_words import in_words, stage_figures, verdict, worst_frames
+from torchperf_ros.observe.runs import report_page
+from torchperf_ros.observe.runs.report_page import Overview, OverviewRow, write_report
+from torchperf_ros.observe.runs.report_pictures import VERMILION, envelope
+from torchperf_ros.observe.runs.report_words import in_words, stage_figures, verdict, worst_frames
 from torchperf_ros.observe.runs.run_builder import RunLogBuilder
-from torchperf_ros.observe.runs.run_file import run_of, write_run
-from torchperf_ros.observe.runs.run_log import CANDIDATE, RunLogError
+from torchperf_ros.observe.runs.run_log import CANDIDATE, RunLogError, run_of, write_run
 from torchperf_ros.replay.input_pictures import input_pictures
-from torchperf_ros.stage.frame_table import FRAME
 
+from . import compare_runs as made
 from . import report_logs as logs
 from .report_logs import figures_of, without_plotly
 
@@ -253,14 +252,9 @@ def test_given_a_log_of_two_runs_of_the_node_when_reported_then_each_has_its_own
 
 
 def replayed(folder, name, pace="real"):
-    frames = np.zeros(50, dtype=FRAME)
-    frames["t_ns"] = 1_700_000_000_000_000_000 + np.arange(50) * 10**8
-    frames["fallback"] = -1
-    frames["total_ms"], frames["budget_ms"] = 10.0, 86_400_000.0 if pace == "fast" else 40.0
-    write_run(
-        run_of({"stages": [{"name": "perception"}], "pace": pace}, {"perception": frames}),
-        folder / f"{name}.json",
-    )
+    frames = made.rows([10.0] * 50, 86_400_000.0 if pace == "fast" else 40.0)
+    run = run_of({"stages": [{"name": "perception"}], "pace": pace}, {"perception": frames})
+    write_run(run, folder / f"{name}.json")
     return replace(read(folder / f"{name}.json"), name=name)
 
 
@@ -280,13 +274,3 @@ def test_given_more_logs_than_a_page_holds_then_the_worst_have_a_section_most_a_
     assert "<b>bad&lt;1&gt;</b>: no &amp; log" in text
     assert f'<b class="">{50 * len(rows):,}</b><span>frames that came, of all stages</span>' in text
     assert "How the models did: 47 of 48 logs in out" in text
-
-
-def test_given_a_run_without_deadlines_when_reported_then_no_budget_is_shown(tmp_path):
-    fast, real = replayed(tmp_path, "fast", "fast"), replayed(tmp_path, "real")
-    assert np.isnan(fast.stages[0].frames["budget_ms"]).all()
-    text = written(tmp_path, [fast])
-    assert '<b class="">10.0 ms</b><span>longest</span>' in text
-    assert '"name":"budget"' not in text
-    assert "86,400" not in text
-    assert '"name":"budget"' in written(tmp_path, [real])

@@ -12,10 +12,10 @@ import pytest
 pytest.importorskip("plotly", reason="plotly is not installed")
 pytest.importorskip("arch", reason="arch is not installed")
 
-from torchperf_ros.observe.runs.compare.comparison import compare
-from torchperf_ros.observe.runs.compare.verdict_page import verdict_page
-from torchperf_ros.observe.runs.report.report_page import Overview, OverviewRow, write_report
-from torchperf_ros.observe.runs.report.report_words import stage_figures
+from torchperf_ros.observe.runs.comparison import compare
+from torchperf_ros.observe.runs.report_page import Overview, OverviewRow, write_report
+from torchperf_ros.observe.runs.report_words import stage_figures
+from torchperf_ros.observe.runs.verdict import verdict_page
 from torchperf_ros.replay.input_pictures import input_pictures
 from torchperf_ros.replay.run_reading import read_runs
 

@@ -10,10 +10,17 @@ import os
 import numpy as np
 import pytest
 
-from torchperf_ros.api.outcome import Fallback, Outcome
-from torchperf_ros.observe.runs.compare.bootstrap import stage_frames
-from torchperf_ros.observe.runs.run_file import RUN_FILE, read_run, run_of, write_run
-from torchperf_ros.observe.runs.run_log import UNKNOWN, RunLogError, StageLog
+from torchperf_ros.api.outcome import Outcome
+from torchperf_ros.observe.runs.changes import stage_frames
+from torchperf_ros.observe.runs.run_log import (
+    RUN_FILE,
+    UNKNOWN,
+    RunLogError,
+    StageLog,
+    read_run,
+    run_of,
+    write_run,
+)
 from torchperf_ros.replay.run_reading import load_run
 from torchperf_ros.stage.frame_table import FRAME
 
@@ -26,17 +33,11 @@ START_NS = 1_700_000_000_000_000_000
 
 def rows(count=5):
     """Frames of which the second last was late; the last two were answered in the other order."""
-    found = np.zeros(count, dtype=FRAME)
-    found["seq"] = np.arange(count)
+    late = np.arange(count) == count - 2
+    found = made.rows(np.where(late, 51.0, 10.0), 50.0)
     found["t_ns"] = START_NS + np.arange(count) * 50_000_000
-    found["fallback"] = -1
-    found["total_ms"], found["budget_ms"], found["inference_ms"] = 10.0, 50.0, 8.0
-    found["output_hash"] = 1 + found["seq"]
-    late = count - 2
-    found["outcome"][late], found["fallback"][late] = Outcome.LATE, Fallback.HOLD_LAST
-    found["inference_ms"][late] = math.nan
-    found[[-2, -1]] = found[[-1, -2]]
-    return found
+    found["inference_ms"] = np.where(late, math.nan, 8.0)
+    return found[[*range(count - 2), count - 1, count - 2]]
 
 
 def run():
@@ -159,23 +160,6 @@ def test_given_a_run_of_before_there_was_a_column_when_read_then_it_is_unknown(t
 
 
 # -- runs as they are compared
-
-
-def test_given_records_when_compared_then_frames_under_a_profiler_do_not_count(tmp_path):
-    path = tmp_path / "records.jsonl"
-    frame = {
-        "v": 1,
-        "kind": "frame",
-        "stage": "perception",
-        "tier": "full",
-        "outcome": "on_time",
-        "total_ms": 20.0,
-    }
-    lines = [json.dumps({**frame, "seq": at, "t_ns": at + 1, "profiled": at == 3}) for at in range(6)]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    stage = stage_frames(load_run(path).stages[0])
-    assert stage.frames["seq"].tolist() == [0, 1, 2, 4, 5]
-    assert not stage.gaps.any()
 
 
 def test_given_several_runs_in_a_folder_when_loaded_then_it_asks_for_one(tmp_path):

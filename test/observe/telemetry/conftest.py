@@ -69,7 +69,11 @@ def make_worker():
 class StageAtRest(SimpleNamespace):
     """A stage as telemetry sees it, of the one version that its parameters make."""
 
-    shadow, version = None, "base"
+    shadow, version, place = None, "base", 0
+
+    @property
+    def ring(self):
+        return self.pool.ring
 
     @property
     def everyone(self):

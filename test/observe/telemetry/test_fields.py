@@ -1,67 +1,67 @@
-"""One table of fields: what `top`, the doctor and the watch read of a status is what the node writes."""
+"""One table of fields: what the node writes of a stage is what others read, with its type."""
 
-import ast
-import re
 from collections import Counter
-from pathlib import Path
 
-from torchperf_ros.observe.telemetry.fields import FIELDS, METRICS, NODE_FIELDS
+import pytest
+
+from torchperf_ros.api.outcome import Fallback, Health, Outcome
+from torchperf_ros.observe.telemetry.diagnostics import stage_status
+from torchperf_ros.observe.telemetry.fields import FIELDS, METRICS, NODE_FIELDS, typed
+from torchperf_ros.observe.telemetry.node_state import StageState
 from torchperf_ros.observe.watch.stage_signals import COUNTED
 
-ROOT = Path(__file__).resolve().parents[3]
-READERS = ("observe/telemetry/node_state.py", "observe/top/view.py", "observe/doctor/doctor.py")
-OF_THE_REPORTER = {"trigger", "publishes", "waits_for", "candidate", "candidate_pairs"}
-OF_THE_NODES_STATUS = {"pid", "health", "lifecycle", "scheduling"}
-READ_BY = {"count", "number", "get"}
+
+@pytest.fixture
+def status(make_stage, make_worker, make_answer, answered):
+    """Of a stage with a worker, whose tiers are called 1 and 2, after a frame."""
+    facts = [{"name": name, "engine": "aoti", "package": "1234"} for name in ("1", "2")]
+    worker = make_worker(facts=facts)
+    stage = make_stage(workers=(worker, None), tiers=["1", "2"])
+    answered(stage, make_answer())
+    return StageState("perception", typed(stage_status(stage, Health.NOMINAL, {77: 3 << 20}).values))
 
 
-def keys():
-    for field in FIELDS:
-        yield from [field.key] if isinstance(field.key, str) else field.key.values()
+READ = (
+    "frames",
+    "answered",
+    "unanswered",
+    "dropped",
+    "stale",
+    "restarts",
+    "p50_ms",
+    "p95_ms",
+    "p99_ms",
+    "max_ms",
+)
+READ += (
+    "budget_ms",
+    "tier_1_predicted_ms",
+    "worker_0_rss_mib",
+    *(f"fallback_{one.word}" for one in Fallback),
+)
 
 
-def read_by(path):
-    """The keys that a file asks a status for, by name."""
-    for call in ast.walk(ast.parse((ROOT / "torchperf_ros" / path).read_text(encoding="utf-8"))):
-        if (
-            isinstance(call, ast.Call)
-            and isinstance(call.func, ast.Attribute)
-            and call.func.attr in READ_BY
-        ):
-            owner = ast.unparse(call.func.value)
-            if (
-                call.args
-                and isinstance(call.args[0], ast.Constant)
-                and owner.split(".")[-1] != "parameters"
-            ):
-                yield str(call.args[0].value)
+@pytest.mark.parametrize("key", [*READ, *(one.word for one in Outcome), "superseded"])
+def test_given_a_status_when_read_then_its_numbers_are_numbers(status, key):
+    assert (
+        status.number(key) == status.number(key) or key == "tier_1_predicted_ms"
+    )  # nan: before the first run
+    assert isinstance(status.values[key], float)
 
 
-def test_given_what_the_readers_ask_for_when_looked_up_then_the_table_has_each_key():
-    # Keys that begin with a label would match nearly all: the words of these are named.
-    of_labels = {f"{quantile}_ms" for quantile in ("p50", "p95", "p99", "max")}
-    whole = [key for key in keys() if key and not key.startswith("{}")]
-    patterns = [re.compile(re.escape(key).replace(r"\{\}", ".+")) for key in whole]
-    asked = {key for path in READERS for key in read_by(path)}
-    assert {"answered", "restarts", "tiers"} <= asked
-    unknown = {
-        key
-        for key in asked - OF_THE_REPORTER - OF_THE_NODES_STATUS - of_labels
-        if not any(pattern.fullmatch(key) for pattern in patterns)
-    }
-    words = {key for key in unknown if key in {"on_time", "partial"}}  # outcomes, by the key "{}"
-    of_messages = {
-        "outcome", "stage", "fallback", "total_ms", "age_ms", "budget_ms", "lateness_ms", "use_sim_time",
-        "_", "node_rss_mib", "publication_sequence_number", "realtime_priority", "lock_memory",
-    }  # fmt: skip
-    assert unknown - words - of_messages == set()
+def test_given_words_that_look_like_numbers_when_read_then_they_stay_words(status):
+    words = ("tier", "tiers", "worker_0_pid", "worker_0_state", "tier_1_package", "engine", "health")
+    assert [status.values[key] for key in words] == ["1", "1,2", "77", "idle", "1234", "aoti", "NOMINAL"]
+    assert status.count("answered") == 1
+    assert typed({"version": "2", "frames": "many"}) == {"version": "2", "frames": "many"}
 
 
 def test_given_counters_that_the_watch_follows_when_looked_up_then_the_table_has_each():
-    assert {key for key in COUNTED if key not in keys() and f"tier_{{}}_{key}" not in keys()} == set()
+    keys = {field.key for field in FIELDS if isinstance(field.key, str)}
+    assert {key for key in COUNTED if key not in keys and f"tier_{{}}_{key}" not in keys} == set()
 
 
-def test_given_the_table_when_read_then_no_name_stands_twice_and_each_metric_says_what_it_means():
+def test_given_the_table_when_read_then_no_name_stands_twice_and_each_metric_has_a_meaning():
     twice = Counter(field.name for field in METRICS)
     assert max(twice.values()) == 1
     assert all(field.text for field in METRICS)

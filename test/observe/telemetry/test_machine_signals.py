@@ -2,78 +2,62 @@
 
 import math
 import os
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from torchperf_ros.api.alert import Level
-from torchperf_ros.observe.telemetry.machine_signals import MachineSignals
-from torchperf_ros.observe.telemetry.machine_signals_gpu import Gpu, JetsonGpu, Nvml, gpu_source
-from torchperf_ros.observe.watch.machine_watch import MachineWatch
+from torchperf_ros.observe.telemetry.machine import Gpu, JetsonGpu, MachineSignals, Nvml, gpu_source
+from torchperf_ros.observe.watch.watch import MachineWatch
 
 NODE, WORKER, HOG, QUIET = 100, 101, 200, 300
 
 
+def write(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
 class Kernel:
-    """A /proc and a /sys of two processors, whose time passes when told to."""
+    """A /proc and a /sys of two processors, whose time passes when a test lets it."""
 
     def __init__(self, folder):
         self.proc, self.sys = folder / "proc", folder / "sys"
-        (self.proc / "pressure").mkdir(parents=True)
         self.ticks = [0] * 8  # user nice system idle iowait irq softirq steal
-        self.processes = {}
-        self.process(NODE, "node", 1)
-        self.process(WORKER, "python", NODE)
-        self.process(HOG, "stress (ng)", 1)
-        self.process(QUIET, "quiet", 1)
+        names = {NODE: ("node", 1), WORKER: ("python", NODE), HOG: ("stress (ng)", 1), QUIET: ("quiet", 1)}
+        self.processes = {pid: [name, parent, 0, 0] for pid, (name, parent) in names.items()}
         self.memory(1000, 600)
         self.pass_second()
 
-    def process(self, pid, name, parent, ticks=0, reaped=0):
-        (self.proc / str(pid)).mkdir(exist_ok=True)
-        self.processes[pid] = [name, parent, ticks, reaped]
-
     def memory(self, total_mib, available_mib):
         text = f"MemTotal: {total_mib * 1024} kB\nMemFree: 1 kB\nMemAvailable: {available_mib * 1024} kB\n"
-        (self.proc / "meminfo").write_text(
-            text + "SwapTotal: 2048 kB\nSwapFree: 1024 kB\nHugePages_Total: 0\n"
-        )
+        write(self.proc / "meminfo", text + "SwapTotal: 2048 kB\nSwapFree: 1024 kB\nHugePages_Total: 0\n")
 
     def pressure(self, name, some, full):
-        text = (
-            f"some avg10={some} avg60=0.00 avg300=0.00 total=1\nfull avg10={full} avg60=0.00 avg300=0.00"
-            " total=1\n"
-        )
-        (self.proc / "pressure" / name).write_text(text)
+        rest = "avg60=0.00 avg300=0.00 total=1\n"
+        write(self.proc / "pressure" / name, f"some avg10={some} {rest}full avg10={full} {rest}")
 
     def zone(self, number, name, celsius, **trips):
         folder = self.sys / "class" / "thermal" / f"thermal_zone{number}"
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "type").write_text(f"{name}\n")
-        (folder / "temp").write_text(f"{round(1000 * celsius)}\n")
+        write(folder / "type", f"{name}\n")
+        write(folder / "temp", f"{round(1000 * celsius)}\n")
         for index, (kind, at) in enumerate(trips.items()):
-            (folder / f"trip_point_{index}_type").write_text(f"{kind}\n")
-            (folder / f"trip_point_{index}_temp").write_text(f"{1000 * at}\n")
+            write(folder / f"trip_point_{index}_type", f"{kind}\n")
+            write(folder / f"trip_point_{index}_temp", f"{1000 * at}\n")
 
     def pass_second(self, steal=0, **used):
         """A second of both processors, 200 ticks, of which each process (p100=...) used so many."""
         for word, ticks in used.items():
             self.processes[int(word[1:])][2] += ticks
         busy = sum(used.values())
-        self.ticks[0] += busy
-        self.ticks[7] += steal
-        self.ticks[3] += 200 - busy - steal
+        passed = [busy, 0, 0, 200 - busy - steal, 0, 0, 0, steal]
+        self.ticks = [before + more for before, more in zip(self.ticks, passed, strict=True)]
         text = " ".join(map(str, self.ticks))
-        (self.proc / "stat").write_text(f"cpu  {text} 0 0\ncpu0 1 1 1 1\ncpu1 1 1 1 1\nintr 5\nctxt 7\n")
+        write(self.proc / "stat", f"cpu  {text} 0 0\ncpu0 1 1 1 1\ncpu1 1 1 1 1\nintr 5\nctxt 7\n")
         for pid, (name, parent, ticks, reaped) in self.processes.items():
             rest = [0] * 40
             rest[0], rest[10], rest[12], rest[18] = parent, ticks, reaped, 5
-            (self.proc / str(pid) / "stat").write_text(f"{pid} ({name}) S {' '.join(map(str, rest))}\n")
-
-    def ends(self, pid):
-        del self.processes[pid]
-        (self.proc / str(pid) / "stat").unlink()
+            write(self.proc / str(pid) / "stat", f"{pid} ({name}) S {' '.join(map(str, rest))}\n")
 
     def signals(self):
         return MachineSignals(NODE, self.proc, self.sys)
@@ -100,18 +84,10 @@ def test_given_a_worker_that_ends_when_its_time_goes_to_its_parent_then_it_is_no
     kernel.pass_second(p101=80)
     assert signals.read()["others_cpu_percent"] == 0.0
     kernel.processes[NODE][3] = 120  # what it had used, with another 40 ticks of this second
-    kernel.ends(WORKER)
+    del kernel.processes[WORKER]
+    (kernel.proc / str(WORKER) / "stat").unlink()
     kernel.ticks[0] += 40
     kernel.pass_second()
-    assert signals.read()["others_cpu_percent"] == 0.0
-
-
-def test_given_a_new_worker_when_looked_for_then_it_belongs_to_the_family(kernel):
-    signals = kernel.signals()
-    kernel.process(102, "python", WORKER)
-    kernel.pass_second(p102=100)
-    assert signals.scan() == []
-    assert signals.family == {NODE, WORKER, 102}
     assert signals.read()["others_cpu_percent"] == 0.0
 
 
@@ -123,8 +99,8 @@ def test_given_others_when_looked_through_then_the_largest_are_named_and_interpr
         (400, ["python3", "-W", "x", "-m", "build.all"]),
         (401, ["python3", "-O", "x", "/a/job.py"]),
     ):
-        kernel.process(pid, "python3", 1)
-        (kernel.proc / str(pid) / "cmdline").write_text("\0".join(words) + "\0")
+        kernel.processes[pid] = ["python3", 1, 0, 0]
+        write(kernel.proc / str(pid) / "cmdline", "\0".join(words) + "\0")
     kernel.pass_second()
     signals.scan()
     kernel.pass_second(p100=10, p200=90, p300=1, p400=30, p401=20)
@@ -194,7 +170,7 @@ def test_given_others_when_deadlines_are_missed_then_the_load_is_told_with_names
 def test_given_misses_while_a_new_worker_starts_when_judged_then_others_are_not_blamed(kernel):
     judged = Judged(kernel)
     judged.judge()
-    kernel.process(102, "python", NODE)
+    kernel.processes[102] = ["python", NODE, 0, 0]
     assert judged.judge(missed=5, p102=150) == {}
     assert judged.judge(missed=5, p102=150) == {}
 
@@ -233,29 +209,21 @@ def test_given_a_zone_at_its_limit_when_it_lasts_then_it_is_told(kernel):
     assert found.message.startswith("gpu-thermal 97 C, slowed down from 95 C on")
 
 
-class Card:
-    """A card that says what it is told to."""
-
-    word, throttled = "a card", ""
-
-    def __init__(self):
-        self.set(60.0, 1500.0, 4000.0)
+class Card(Gpu):
+    """A card that says what a test has it say."""
 
     def set(self, temperature_c, clock_mhz, used_mib, throttled=""):
         self.throttled = throttled
-        self.now = {
-            "gpu_temperature_c": temperature_c,
-            "gpu_clock_mhz": clock_mhz,
-            "gpu_memory_used_mib": used_mib,
-            "gpu_memory_total_mib": 8000.0,
-        }
-
-    def read(self):
-        return self.now
+        values = {"temperature_c": temperature_c, "clock_mhz": clock_mhz, "memory_used_mib": used_mib}
+        self.read = lambda: {f"gpu_{name}": value for name, value in (values | TOTAL).items()}
+        return self
 
 
-def test_given_a_card_that_is_throttled_when_it_lasts_then_it_is_told_with_the_reason(kernel):
-    card = Card()
+TOTAL = {"memory_total_mib": 8000.0}
+
+
+def test_given_a_card_that_is_throttled_when_it_lasts_then_it_is_reported_with_the_reason(kernel):
+    card = Card("a card").set(60.0, 1500.0, 4000.0)
     judged = Judged(kernel, card)
     assert judged.judge() == judged.judge() == {}
     card.set(84.0, 900.0, 7900.0, "thermal")
@@ -345,10 +313,9 @@ def test_given_no_card_when_asked_for_once_then_one_word_says_why(tmp_path):
 
 def test_given_a_jetson_when_asked_for_then_its_card_is_read_from_sysfs(tmp_path):
     folder = tmp_path / "class" / "devfreq" / "17000000.ga10b"
-    (folder / "device").mkdir(parents=True)
-    (folder / "cur_freq").write_text("612000000\n")
-    (folder / "device" / "load").write_text("425\n")
+    write(folder / "cur_freq", "612000000\n")
+    write(folder / "device" / "load", "425\n")
     source = gpu_source("auto", tmp_path)
     assert isinstance(source, JetsonGpu)
     assert source.read() == {"gpu_clock_mhz": 612.0, "gpu_used_percent": 42.5}
-    assert Path(folder).name in source.word
+    assert folder.name in source.word

@@ -104,12 +104,3 @@ def test_given_several_processes_when_sampled_each_second_then_one_is_read_at_a_
     pretend(tmp_path, 1, 500)
     assert memory.sample([1, 2, 3], 9.0)[1] == 100 << 10
     assert memory.sample([1, 2, 3], 10.0) == {1: 500 << 10, 2: 200 << 10, 3: 300 << 10}
-
-
-def test_given_a_process_that_cannot_be_read_or_is_gone_when_sampled_then_the_others_are_told(tmp_path):
-    pretend(tmp_path, 2, 7)
-    memory = ProportionalMemory(tmp_path)
-    assert memory.sample([1, 2], 0.0) == {}
-    assert memory.sample([1, 2], 1.0) == {2: 7 << 10}
-    assert memory.sample([1], 2.0) == {}
-    assert memory.sample([], 3.0) == {}

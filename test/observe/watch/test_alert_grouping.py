@@ -108,13 +108,6 @@ def test_given_what_is_no_longer_found_when_quiet_then_it_is_told_that_it_is_ove
     assert grouping.told(20)[0][0].values["event"] == "2"
 
 
-def test_given_findings_of_one_time_when_they_repeat_then_each_is_told():
-    grouping = Grouping()
-    grouping.take(0, found("a: model", once=True, message="x"), found("a: model", once=True, message="y"))
-    assert [message[0].message for message in grouping.told(0)] == ["x", "y"]
-    assert grouping.told(100) == []
-
-
 def test_given_more_than_it_holds_when_reported_then_the_rest_is_counted_not_kept():
     grouping = Grouping()
     for number in range(1100):

@@ -22,16 +22,6 @@ def test_given_known_scores_when_tallied_then_each_figure_is_right():
     assert figures["false_alarms_per_hour"] == pytest.approx(2 / 799)
 
 
-def test_given_scores_that_tell_all_when_tallied_then_the_area_is_one_and_with_none_it_is_the_share():
-    series = Labelled("x", "x", [float(i) for i in range(400)], [0.0] * 400, [(300, 320)])
-    perfect, useless = Tally(), Tally()
-    perfect.add(series, [float(300 <= i < 320) for i in range(400)])
-    useless.add(series, [0.2] * 400)
-
-    assert perfect.figures()["auc_pr"] == 1.0
-    assert useless.figures()["auc_pr"] == pytest.approx(20 / 200)
-
-
 @pytest.mark.parametrize("name", DETECTORS)
 def test_given_a_large_spike_in_a_steady_series_when_judged_then_every_detector_of_the_benchmark_tells_it(
     name,

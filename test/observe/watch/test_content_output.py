@@ -9,9 +9,9 @@ import pytest
 
 from torchperf_ros.api.clock import NS_PER_S
 from torchperf_ros.api.messages import encode, message_class
-from torchperf_ros.api.outcome import Fallback, Outcome
+from torchperf_ros.api.outcome import Outcome
 from torchperf_ros.models.detection_messages import MARKER_ARRAY, Detection, ImageFrame, MarkerArrays
-from torchperf_ros.observe.watch.content_output import OutputContent, statistics_of
+from torchperf_ros.observe.watch.content import OutputContent, statistics_of
 from torchperf_ros.workers.frame_ring import InputBytes
 
 from ..telemetry.frame_records import frame_record
@@ -113,12 +113,6 @@ def test_given_outputs_without_objects_when_longer_than_ever_then_it_is_told_unt
 )
 def test_given_equal_outputs_for_a_reason_when_watched_then_they_are_not_frozen(things, data):
     assert "camera: output frozen" not in drive(80, frozen_from(40, things, data))
-
-
-def test_given_outputs_that_are_held_when_watched_then_nothing_is_said_of_them():
-    assert (
-        drive(80, frozen_from(40, detections(6), lambda rng: rng.randbytes(100)), Fallback.HOLD_LAST) == {}
-    )
 
 
 def test_given_markers_when_counted_then_what_is_deleted_is_no_object_and_alpha_is_the_score():

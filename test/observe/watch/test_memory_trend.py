@@ -1,9 +1,7 @@
 import math
-import subprocess
-import sys
+import pickle
 
 import numpy as np
-import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -123,8 +121,7 @@ def test_given_too_little_to_judge_when_asked_then_nothing_is_known():
 
 def test_given_samples_for_days_when_followed_then_what_is_kept_is_bounded_and_what_shrinks_lasts_for_ever():
     trend, _ = follow(lambda s: BASE - s / 1e4, 86_400, every_s=120)
-    kept = sum(len(scale.points) + len(scale.pending) for scale in trend._scales)
-    assert kept <= 4 * (60 + 8)
+    assert len(pickle.dumps(trend)) < 12_000  # some 270 points of two numbers
     assert 16 * 3600 < trend.growth.window_s < 21 * 3600  # and the longest window is full
     assert trend.growth.lasts_s(1.0) == math.inf
 
@@ -135,24 +132,3 @@ def test_given_any_series_when_its_slope_is_taken_then_it_is_scipys(values):
     stats = pytest.importorskip("scipy.stats", reason="scipy is not installed")
     times, values = np.arange(len(values), dtype=float) * 3.0, np.array(values)
     assert theil_sen_slope(times, values) == pytest.approx(stats.theilslopes(values, times).slope, abs=1e-9)
-
-
-LEAKING = """
-import sys
-kept = []
-for line in sys.stdin:
-    kept.append(bytearray(b"x" * int(line)))
-    print(flush=True)
-"""
-
-
-def test_given_a_real_process_when_it_leaks_then_its_resident_memory_gives_it_away():
-    command = [sys.executable, "-c", LEAKING]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        trend = MemoryTrend()
-        for second in range(200):  # of a virtual clock
-            print(MIB, file=process.stdin, flush=True)
-            process.stdout.readline()
-            trend.add(float(second), psutil.Process(process.pid).memory_info().rss / MIB)
-        process.stdin.close()
-    assert trend.suspicion().mib_per_hour == pytest.approx(3600, rel=0.05)

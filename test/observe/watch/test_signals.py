@@ -6,7 +6,7 @@ import random
 import pytest
 
 from torchperf_ros.api.alert import Level
-from torchperf_ros.observe.watch.signals import Signal, SignalRule, number
+from torchperf_ros.observe.watch.series_detector import Signal, SignalRule, number
 
 LATENCY = SignalRule("latency p50", "latency", "ms", "up", 2.5, 0.15)
 RATE = SignalRule("input rate", "input rate", "Hz", "both", 0.5, 0.2)

@@ -149,14 +149,14 @@ def counters(**values):
 def test_given_counters_when_they_rise_then_each_is_told_by_its_own_rule():
     signals = CounterSignals("camera", ["full"])
     signals.status(0.0, counters(restarts=7))
-    assert signals.second(0.0)[1] == []  # what was before the watch began is not new
+    assert signals.second(round(0.0 * NS_PER_S))[1] == []  # what was before the watch began is not new
     signals.status(1.0, counters(restarts=9))
-    assert signals.second(1.0)[1] == []
+    assert signals.second(round(1.0 * NS_PER_S))[1] == []
     signals.status(5.0, counters(restarts=10, tier_full_recompiles=2))
-    found = {finding.name: finding.message for finding in signals.second(5.0)[1]}
+    found = {finding.name: finding.message for finding in signals.second(round(5.0 * NS_PER_S))[1]}
     assert found["camera: restarts"].startswith("3 workers were restarted")
     assert found["camera: recompilation"].startswith("2 frames would have been compiled for again")
-    assert {finding.name for finding in signals.second(20.0)[1]} == {"camera: restarts"}
-    assert signals.second(400.0)[1] == []
+    assert {finding.name for finding in signals.second(round(20.0 * NS_PER_S))[1]} == {"camera: restarts"}
+    assert signals.second(round(400.0 * NS_PER_S))[1] == []
     signals.status(401.0, {"progress": "no counters before a worker is ready"})
-    assert signals.second(401.0)[1] == []
+    assert signals.second(round(401.0 * NS_PER_S))[1] == []

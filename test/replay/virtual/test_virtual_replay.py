@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from torchperf_ros.api.outcome import Fallback
-from torchperf_ros.observe.runs.run_file import run_of, write_run
+from torchperf_ros.observe.runs.run_log import run_of, write_run
 from torchperf_ros.replay.replay import replay
 from torchperf_ros.replay.replay_options import ReplayOptions
 from torchperf_ros.stage.frame_table import FRAME

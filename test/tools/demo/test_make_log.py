@@ -35,7 +35,7 @@ MS = 1_000_000
 
 
 def images(drive):
-    return [m for m in drive.messages() if m.topic == drive.image_topic]
+    return [m for m in drive.messages() if m.topic == drive.image_topics[0]]
 
 
 def stamps_ns(drive):
@@ -93,7 +93,7 @@ def test_given_a_drive_when_read_then_images_objects_and_odometry_belong_togethe
 def test_given_the_labels_when_drawn_over_the_image_then_each_near_car_has_its_paint_in_its_box():
     drive = DriveLog(seconds=0.04, width=640, height=360)
     messages = {m.topic: m for m in drive.messages()}
-    image = pixels(messages[drive.image_topic])
+    image = pixels(messages[drive.image_topics[0]])
     markers = decode(messages[OBJECTS_TOPIC].data, messages[OBJECTS_TOPIC].type_name).markers
     assert {(marker.ns, marker.text, marker.header.frame_id) for marker in markers} == {
         ("car", "car", "base_link")

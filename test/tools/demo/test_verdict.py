@@ -26,7 +26,7 @@ def drive(unanswered: int = 0) -> DriveState:
     state.player = {"images": 100, "late": 0, "worst_late_ms": 0.4}
     for stage in state.stages.values():
         counts = {"frames": 98, "superseded": 0, "stale": 0, "answered": 98 - unanswered, "on_time": 98}
-        stage.values = {key: str(count) for key, count in counts.items()}
+        stage.values = {key: float(count) for key, count in counts.items()}
         for number in range(98):
             stage.add(SeenFrame(STAMP_NS + number * 33_000_000, Outcome.ON_TIME, None, 20.0, 50.0, -30.0))
     return state
@@ -45,23 +45,23 @@ def late(ms):
 
 
 def nothing_to_publish(state):
-    state.stages["planning"].values["unanswered"] = state.stages["perception"].values["unanswered"] = "3"
+    state.stages["planning"].values["unanswered"] = state.stages["perception"].values["unanswered"] = 3.0
 
 
 def odd(state):
-    state.stages["perception"].values["starting"] = "7"
+    state.stages["perception"].values["starting"] = 7.0
     state.player |= {"late": 3, "worst_late_ms": 9.0, "images": 150}
     state.others_share = 0.4
     state.node = {"scheduling": "normal", "scheduling_warning": "normal: not permitted"}
 
 
 def superseded(state):
-    state.stages["planning"].values |= {"frames": "598", "superseded": "500"}
+    state.stages["planning"].values |= {"frames": 598.0, "superseded": 500.0}
 
 
 def own_results(count):
     def change(state):
-        state.stages["perception"].values |= {"on_time": str(count), "late": str(98 - count)}
+        state.stages["perception"].values |= {"on_time": float(count), "late": 98.0 - count}
 
     return change
 

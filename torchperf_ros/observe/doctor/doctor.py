@@ -17,14 +17,15 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from torchperf_ros.api.text import console_table
 from torchperf_ros.observe.doctor.environment import Check, Need, look_around
 from torchperf_ros.observe.doctor.rules import Advice, Case, advise, sentence
 from torchperf_ros.observe.doctor.split import AFTER, PARTS, Heard, Message, Split, split
 from torchperf_ros.observe.runs.run_log import RunLog, RunLogError, StageLog, Values
-from torchperf_ros.observe.telemetry.node_state import NodeState, StageState, number_of
+from torchperf_ros.observe.telemetry.node_state import NodeState, StageState
 
 if TYPE_CHECKING:
-    from torchperf_ros.observe.top.listener import NodeListener
+    from torchperf_ros.observe.top.top import NodeListener
 
 _OF_NODE: Final = ("use_sim_time", "worker_threads", "realtime_priority", "lock_memory")
 _OF_STAGE: Final = ("budget_from", "input_reliability", "priority")
@@ -34,6 +35,8 @@ _MOST_TRIES: Final = 3
 _LEAST_RUNS: Final = 5  # of a tier, for a figure
 _HEARD: Final = 0.5  # of the frames that were answered meanwhile
 _BAR: Final = 12
+# By whether the machine has what it should: yes, no, or not known.
+_LOOKS: Final = {True: ("ok   ", "green"), False: ("lacks", "red"), None: ("-    ", "grey62")}
 _NOT_IN_A_LOG: Final = (
     "a log has only what the node published: camera and transport are one part, and what subscribers,"
     " parameters and the environment add is not in it; run `torchperf doctor` beside the node for these"
@@ -43,8 +46,6 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Findings:
-    """What was found of one run."""
-
     name: str
     cases: tuple[Case, ...]
     advice: tuple[Advice, ...]
@@ -66,7 +67,7 @@ class Ear:
     actuation: str = ""
     state: NodeState = field(default_factory=lambda: NodeState(""))
     parameters: dict[str, Any] = field(default_factory=dict)
-    first: dict[str, dict[str, str]] = field(default_factory=dict)  # by stage, its values at the start
+    first: dict[str, dict[str, Any]] = field(default_factory=dict)  # by stage, its values at the start
     topics: dict[str, list[Message]] = field(default_factory=dict)
     drivers: dict[str, list[str]] = field(default_factory=dict)  # by trigger
     problems: dict[str, str] = field(default_factory=dict)  # by topic
@@ -128,12 +129,12 @@ def examine_node(name: str, seconds: float, actuation: str, progress: Progress) 
     Raises:
         RunLogError: nothing was heard of it.
     """
-    from torchperf_ros.observe.top.listener import listen_for
+    from torchperf_ros.observe.top.top import listen_for
 
     ear = Ear(name, actuation)
     psutil.cpu_percent()
     run = listen_for(name, seconds, progress, ear.look)
-    busy, own = psutil.cpu_percent() / 100.0, ear.parameters
+    busy, own, stages = psutil.cpu_percent() / 100.0, ear.parameters, ear.state.stages
     run = run.lives()[-1]
     splits = {
         stage: split(
@@ -142,14 +143,12 @@ def examine_node(name: str, seconds: float, actuation: str, progress: Progress) 
             handed_over=not state.values.get("trigger"),
             sim_time=own.get("use_sim_time", False),
         )
-        for stage, state in ear.state.stages.items()
+        for stage, state in stages.items()
     }
     sizes = [one.size_bytes for messages in ear.topics.values() for one in messages]
     clocks = [one.clock_ms for one in splits.values() if math.isfinite(one.clock_ms)]
     pid = _pid_here(ear.state.node.get("pid", ""))
-    triggers = {
-        ear.state.stages[stage].values.get("trigger", "") for stage, one in splits.items() if one.frames
-    }
+    triggers = {stages[stage].values.get("trigger", "") for stage, one in splits.items() if one.frames}
     unheard = next((topic for topic in sorted(triggers) if ear.topics.get(topic) == []), "")
     need = Need(
         pid,
@@ -235,7 +234,6 @@ def _case(node: str, log: StageLog, found: Split) -> Case:
 
 
 def _live_case(ear: Ear, log: StageLog, found: Split, lacks: frozenset[str]) -> Case:
-    """What the frames say, and the node's status, its parameters and its subscribers."""
     state, own = ear.state.stages[found.stage], ear.parameters
     case, values, heard = _case(ear.node, log, found), state.values, ear.heard(state)
     predicted = {
@@ -270,7 +268,6 @@ def _live_case(ear: Ear, log: StageLog, found: Split, lacks: frozenset[str]) -> 
 
 
 def _silent(ear: Ear, name: str) -> str:
-    """Why no frame of a stage was answered."""
     stage = ear.state.stages[name]
     trigger = stage.values.get("trigger", "")
     if not trigger:
@@ -290,13 +287,12 @@ def _silent(ear: Ear, name: str) -> str:
     return f"{name}: {came}; the stage is {stage.message or 'silent'}"
 
 
-def _waited(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, tuple[int, float]]:
+def _waited(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[int, float]]:
     """By synchronised input: how many frames waited for it meanwhile, and how long together."""
     names = [key.removeprefix("input_").removesuffix("_waited") for key in now if key.endswith("_waited")]
     grown = {
         name: [
-            number_of(now.get(key)) - number_of(before.get(key, "0"))
-            for key in (f"input_{name}_waited", f"input_{name}_waited_ms")
+            now[key] - before.get(key, 0.0) for key in (f"input_{name}_waited", f"input_{name}_waited_ms")
         ]
         for name in names
     }
@@ -320,66 +316,52 @@ def _pid_here(pid: str) -> int | None:
 
 
 def show(found: Findings, console: Console) -> None:
-    """Print tables, the sentence on the largest part, advice, and the environment."""
+    def say(text: str, style: str = "", **how: Any) -> None:  # noqa: ANN401 - rich's
+        console.print(text, style=style, markup=False, highlight=False, **how)
+
+    answered = any(case.split.frames for case in found.cases)
     for case in found.cases:
         if case.split.frames:
             console.print(_table(case))
-        console.print(f"{sentence(case.split)}\n", style="bold", markup=False, highlight=False)
+        say(f"{sentence(case.split)}\n", "bold")
         for note in case.split.notes:
-            console.print(f"  not split: {note}\n", markup=False, highlight=False)
+            say(f"  not split: {note}\n")
     for note in found.notes:
-        console.print(f"note: {note}", markup=False, highlight=False)
-    if any(case.split.frames for case in found.cases):
-        title = (
-            "What to change, what may save the most first"
-            if found.advice
-            else "Nothing stands out to change."
-        )
-        console.print(f"\n{title}", style="bold")
+        say(f"note: {note}")
+    if answered:
+        title = "What to change, what may save the most first"
+        say(f"\n{title if found.advice else 'Nothing stands out to change.'}", "bold")
     for number, one in enumerate(found.advice, start=1):
-        console.print(
-            f"{number}. {one.stage}, up to {one.saves_ms:.1f} ms of {one.part}: {one.do}", markup=False
-        )
-        console.print(f"     {one.command}", style="cyan", markup=False, highlight=False, soft_wrap=True)
-        console.print(f"   as {one.because}", style="grey62", markup=False, highlight=False)
+        saves = f"up to {one.saves_ms:.1f} ms of {one.part}"
+        console.print(f"{number}. {one.stage}, {saves}: {one.do}", markup=False)
+        say(f"     {one.command}", "cyan", soft_wrap=True)
+        say(f"   as {one.because}", "grey62")
     if found.checks:
-        console.print("\nThe environment", style="bold")
+        say("\nThe environment", "bold")
     for check in found.checks:
-        word, style = {True: ("ok   ", "green"), False: ("lacks", "red"), None: ("-    ", "grey62")}[
-            check.ok
-        ]
-        console.print(f"{word} {check.name:12}{check.found}", style=style, markup=False, highlight=False)
+        word, style = _LOOKS[check.ok]
+        say(f"{word} {check.name:12}{check.found}", style)
         if check.ok is False and check.mend:
-            console.print(f"     {check.mend}", style="cyan", markup=False, highlight=False, soft_wrap=True)
+            say(f"     {check.mend}", "cyan", soft_wrap=True)
 
 
 def _table(case: Case) -> Table:
     found = case.split
-    places = " to ".join(filter(None, (case.trigger, case.output)))
-    table = Table(
-        title=f"{found.stage}: {found.frames:,} frames, {places}",
-        title_justify="left",
-        box=None,
-        pad_edge=False,
+    before, after = (
+        [part for part in found.parts if (part.name in AFTER) is late] for late in (False, True)
     )
-    for name in ("part", "what"):
-        table.add_column(name, no_wrap=True)
-    for name in ("p50 ms", "p99 ms", "share"):
-        table.add_column(name, justify="right")
-    table.add_column("", no_wrap=True, min_width=_BAR)
-    before = [part for part in found.parts if part.name not in AFTER]
-    for part in (
-        *before,
-        found.whole,
-        *(part for part in found.parts if part.name in AFTER),
-        found.arrival,
-    ):
-        figures = [f"{value:.1f}" for value in (part.p50_ms, part.p99_ms)]
-        shares = [f"{part.share:.0%}", "█" * round(min(part.share, 1.0) * _BAR)] if part in before else []
-        if part.count:
-            style = "bold" if part in {found.whole, found.largest} else ""
-            what = PARTS.get(part.name, "")
-            table.add_row(*((part.name, what) if what else ("", part.name)), *figures, *shares, style=style)
+    rows, styles = [], []
+    for part in filter(lambda part: part.count, (*before, found.whole, *after, found.arrival)):
+        known = part.name in PARTS
+        shares = (
+            (f"{part.share:.0%}", "█" * round(min(part.share, 1.0) * _BAR)) if part in before else ("", "")
+        )
+        figures = (f"{part.p50_ms:.1f}", f"{part.p99_ms:.1f}")
+        rows.append((part.name * known, PARTS[part.name] if known else part.name, *figures, *shares))
+        styles.append("bold" if part in {found.whole, found.largest} else "")
+    table = console_table(("part", "what", ">p50 ms", ">p99 ms", ">share", ""), rows, styles)
+    places = " to ".join(filter(None, (case.trigger, case.output)))
+    table.title, table.title_justify = f"{found.stage}: {found.frames:,} frames, {places}", "left"
     return table
 
 

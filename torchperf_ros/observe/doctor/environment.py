@@ -4,7 +4,7 @@ import ctypes
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -14,8 +14,6 @@ from torchperf_ros.observe.doctor.rules import BUSIEST, CLOCK_RATE, LARGE_BYTES,
 _MIB: Final = 1 << 20
 _SHM_FREE: Final = 128 * _MIB  # the segments of two participants with this package's profile
 _TIME_ERROR: Final = 5  # of adjtimex(2): the clock is not synchronised
-_TIMEX_BYTES: Final = 512  # more than any kernel's `struct timex`
-_SEGMENT: Final = re.compile(r"(fastdds|fastrtps)_[0-9a-f]{16}$")
 _FULL: Final = 0.9
 
 
@@ -70,7 +68,8 @@ def kernel_clock() -> int:
 
     Below 0: it cannot be asked.
     """
-    return int(ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES)))
+    largest_timex = 512  # more bytes than any kernel's `struct timex`
+    return int(ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(largest_timex)))
 
 
 def look_around(need: Need, root: Path = Path("/"), clock: Callable[[], int] = kernel_clock) -> list[Check]:
@@ -82,11 +81,27 @@ def look_around(need: Need, root: Path = Path("/"), clock: Callable[[], int] = k
         clock: as `kernel_clock`.
     """
     limits = _limits(root, need.pid)
+    priority, locked = (
+        limits.get(f"Max {what}", math.nan) for what in ("realtime priority", "locked memory")
+    )
+    is_fifo = need.scheduling.startswith("fifo")
+    scheduled = f"scheduling {need.scheduling or 'not known'}, limit {_number(priority)}"
+    lockable = f"limit {_number(locked / _MIB)} MiB"
+    files = (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor")
+    governors = {file.read_text().strip() for file in files}
     return [
-        _rtprio(need, limits),
-        _memlock(need, limits),
-        _governor(root),
-        _load(need),
+        Check("rtprio", is_fifo or priority >= need.realtime_priority, scheduled, REAL_TIME)
+        if need.realtime_priority or is_fifo
+        else Check("rtprio", None, f"{scheduled}: realtime_priority is 0"),
+        Check("memlock", math.isinf(locked), lockable, REAL_TIME.replace("rtprio 98", "memlock unlimited"))
+        if need.lock_memory
+        else Check("memlock", None, f"{lockable}: lock_memory is off, which needs none"),
+        Check("governor", governors == {"performance"}, ", ".join(sorted(governors)), CLOCK_RATE)
+        if governors
+        else Check("governor", None, "this machine does not show one (a virtual machine sets none)"),
+        Check("load", None, "not measured")
+        if math.isnan(need.busy)
+        else Check("load", need.busy < _FULL, f"{need.busy:.0%} of the processors' time was used", BUSIEST),
         _segment(need, root),
         _room(root),
         _clock(need, clock),
@@ -94,56 +109,23 @@ def look_around(need: Need, root: Path = Path("/"), clock: Callable[[], int] = k
     ]
 
 
-def _rtprio(need: Need, limits: Mapping[str, float]) -> Check:
-    limit = limits.get("Max realtime priority", math.nan)
-    found = f"scheduling {need.scheduling or 'not known'}, limit {_number(limit)}"
-    if need.realtime_priority == 0 and not need.scheduling.startswith("fifo"):
-        return Check("rtprio", None, f"{found}: realtime_priority is 0")
-    ok = need.scheduling.startswith("fifo") or limit >= need.realtime_priority
-    return Check("rtprio", ok, found, REAL_TIME)
-
-
-def _memlock(need: Need, limits: Mapping[str, float]) -> Check:
-    limit = limits.get("Max locked memory", math.nan)
-    found = f"limit {_number(limit / _MIB)} MiB"
-    if not need.lock_memory:
-        return Check("memlock", None, f"{found}: lock_memory is off, which needs none")
-    return Check("memlock", math.isinf(limit), found, REAL_TIME.replace("rtprio 98", "memlock unlimited"))
-
-
-def _governor(root: Path) -> Check:
-    files = (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor")
-    words = {file.read_text().strip() for file in files}
-    if not words:
-        return Check("governor", None, "this machine does not show one (a virtual machine sets none)")
-    return Check("governor", words == {"performance"}, ", ".join(sorted(words)), CLOCK_RATE)
-
-
-def _load(need: Need) -> Check:
-    if math.isnan(need.busy):
-        return Check("load", None, "not measured")
-    return Check("load", need.busy < _FULL, f"{need.busy:.0%} of the processors' time was used", BUSIEST)
-
-
 def _segment(need: Need, root: Path) -> Check:
     """Fast DDS's segments of all participants here.
 
     A message larger than its sender's goes by UDP, or is lost.
     """
-    sizes = [file.stat().st_size for file in (root / "dev/shm").glob("fast*") if _SEGMENT.match(file.name)]
-    found = (
-        f"{len(sizes)} participants have {min(sizes) / _MIB:.1f} MiB and more"
-        if sizes
-        else "no Fast DDS segment"
-    )
-    message = f"; the largest message has {need.message_bytes / _MIB:.1f}"
+    segment = re.compile(r"(fastdds|fastrtps)_[0-9a-f]{16}$")
+    sizes = [file.stat().st_size for file in (root / "dev/shm").glob("fast*") if segment.match(file.name)]
+    least = f"{len(sizes)} participants have {min(sizes, default=0) / _MIB:.1f} MiB and more"
+    found, ok = least if sizes else "no Fast DDS segment", True if sizes else None
     if need.unheard:
         found += f"; a second subscriber gets nothing of {need.unheard}: too large for its publisher's"
-        return Check("segment", False, found, LARGER_SEGMENT.format("its publisher"))
-    if need.message_bytes < LARGE_BYTES or not sizes:
-        return Check("segment", None if not sizes else True, found + message * bool(need.message_bytes))
-    ok = max(sizes) > 2 * need.message_bytes and not need.lost
-    return Check("segment", ok, found + message, LARGER_SEGMENT.format("its publisher"))
+        ok = False
+    elif need.message_bytes:
+        found += f"; the largest message has {need.message_bytes / _MIB:.1f}"
+    if sizes and not need.unheard and need.message_bytes >= LARGE_BYTES:
+        ok = max(sizes) > 2 * need.message_bytes and not need.lost
+    return Check("segment", ok, found, LARGER_SEGMENT.format("its publisher"))
 
 
 def _room(root: Path) -> Check:
@@ -157,13 +139,10 @@ def _room(root: Path) -> Check:
 
 
 def _clock(need: Need, clock: Callable[[], int]) -> Check:
-    mend = "chronyc tracking   # on both machines; sudo systemctl enable --now chrony"
     if need.clock_problem:
-        mend = (
-            "ros2 param get NODE use_sim_time   # the same for every node; /clock: simulation, or play"
-            " --clock"
-        )
-        return Check("clock", False, need.clock_problem, mend)
+        why = "the same for every node; /clock: simulation, or play --clock"
+        return Check("clock", False, need.clock_problem, f"ros2 param get NODE use_sim_time   # {why}")
+    mend = "chronyc tracking   # on both machines; sudo systemctl enable --now chrony"
     state = clock()
     kernel = "not synchronised" if state == _TIME_ERROR else "synchronised" if state >= 0 else "not known"
     if math.isfinite(need.clock_ms):
@@ -179,9 +158,8 @@ def _udp(need: Need, root: Path) -> Check:
     if not size:
         return Check("udp buffers", None, "not shown here")
     ok = size >= need.message_bytes or not need.lost or None
-    found = f"net.core.rmem_max {size / _MIB:.1f} MiB"
-    if ok is None:
-        found += f"; {need.lost} messages were lost: this counts where they come from another machine"
+    lost = f"; {need.lost} messages were lost: this counts where they come from another machine"
+    found = f"net.core.rmem_max {size / _MIB:.1f} MiB{'' if ok else lost}"
     return Check("udp buffers", ok, found, "sudo sysctl -w net.core.rmem_max=8388608")
 
 

@@ -75,7 +75,6 @@ class Case:
 
     @property
     def lost_share(self) -> float:
-        """Of the messages that were published, those that came nowhere."""
         return self.split.lost / max(self.split.published, 1)
 
     @property
@@ -156,7 +155,6 @@ def sentence(split: Split) -> str:
 
 
 def advise(cases: Sequence[Case]) -> list[Advice]:
-    """The advice whose evidence is there, what may save the most first."""
     found = []
     for case in cases:
         least_ms, reasons = max(WORTH_MS, _WORTH_SHARE * case.split.whole.mean_ms), set()

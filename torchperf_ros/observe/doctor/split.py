@@ -40,7 +40,7 @@ _LEAST_EXCESS_SHARE: Final = 0.1
 
 
 class Message(NamedTuple):
-    """A message as another subscriber got it; times in ns, by the clocks of who wrote them."""
+    """A message as another subscriber got it; times in ns, by the clocks of the machines that wrote them."""
 
     stamp_ns: int  # its header's; 0 without one
     sent_ns: int  # when its publisher sent it
@@ -51,8 +51,6 @@ class Message(NamedTuple):
 
 @dataclass
 class Heard:
-    """What another subscriber heard of a stage."""
-
     triggers: list[Message] = field(default_factory=list)
     outputs: list[Message] = field(default_factory=list)
     actuations: list[Message] = field(default_factory=list)  # of a receiver, with the stamps of outputs
@@ -70,8 +68,6 @@ class Heard:
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the time; milliseconds."""
-
     name: str  # of `PARTS`
     p50_ms: float
     p99_ms: float
@@ -184,7 +180,6 @@ def split(
 
 
 def _about_stamps(frames: NDArray[np.void], *, sim_time: bool) -> tuple[list[str], float]:
-    """What stands against the stamps, and how far a clock is off."""
     age = frames["age_ms"]
     odd = (age < -_CLOCK_MS) | (age > USABLE_AGE_MS)
     notes, without = [], int(np.isnan(age).sum())

@@ -23,43 +23,33 @@ from torchperf_ros.observe.telemetry.record_stream import FrameRecord, MessageRe
 from torchperf_ros.workers.frame_ring import InputBytes
 from torchperf_ros.workers.incident_folder import IncidentFolder
 
-_VERSION: Final = 9  # of rosbag2's metadata: Jazzy and later; Humble reads the .mcap itself
-_FOLDER = "black_box"
+_METADATA_VERSION: Final = 9  # of rosbag2: Jazzy and later; Humble reads the .mcap itself
 _JUMP_NS: Final = 60 * NS_PER_S
-_MIB: Final = 1 << 20
 _ROW_BYTES: Final = 16 * len(LABELS)  # about what a frame's row and latency take
+_LEFT_OUT: Final = (
+    "black_box_mib was full, or inputs were overwritten in shared memory before they could be copied"
+)
+_Topic = tuple[str, str]  # its name as resolved, and its message type
 
 
-class Topic(NamedTuple):
-    """A topic of the black box: its name as resolved, and its message type."""
-
-    name: str
-    type_name: str
-
-
-@dataclass(slots=True)
-class _Kept:
-    """A record, what it counts for in bytes, and of a frame the inputs that become messages."""
-
+class _Kept(NamedTuple):
     t_ns: int
     kept_ns: int
     size: int
     record: FrameRecord | MessageRecord
-    inputs: tuple[InputBytes, ...] = ()
+    inputs: tuple[InputBytes, ...]
 
 
 class _Entry(NamedTuple):
     """A message for the log; `data` is None if it was overwritten before it could be copied."""
 
     t_ns: int
-    topic: Topic
+    topic: _Topic
     data: bytes | None
 
 
 @dataclass
 class _Incident:
-    """An incident that is being recorded: what was kept before, and what has come since."""
-
     name: str
     until_s: float
     files: dict[str, str]
@@ -82,7 +72,13 @@ class _Incident:
 
 
 class BlackBox:
-    """Keeps what it is given for a while, and writes it to the evidence folder when something has happened."""
+    """Keeps what it is given for a while, and writes it to the evidence folder when something has happened.
+
+    Attributes:
+        held_bytes: kept at present.
+        incidents: that were written.
+        problem: why the last one could not be written, empty if it could.
+    """
 
     def __init__(
         self, setup: Mapping[str, Any], evidence: IncidentFolder, clock: Clock = monotonic_ns
@@ -95,41 +91,38 @@ class BlackBox:
             evidence: where incidents go.
             clock: how long something is kept: ROS time may stand still, or jump.
         """
-        self.held_bytes = 0  # bytes kept at present
-        self.incidents = 0  # incidents written
-        self.problem = ""  # why the last one could not be written, empty if it could
-        self._topics = [Topic(*topic) for topic in (*setup["topics"], *setup["heard"])]
+        self.held_bytes = self.incidents = 0
+        self.problem = ""
+        self._topics: list[_Topic] = [(name, kind) for name, kind in (*setup["topics"], *setup["heard"])]
         self._heard_from = len(setup["topics"])
-        self._inputs = [[topic and Topic(*topic) for topic in stage["inputs"]] for stage in setup["stages"]]
-        self._outputs = [Topic(*stage["output"]) for stage in setup["stages"]]
-        self._rows = [LatencyRecord(index) for index in range(len(self._outputs))]
-        self._row_topic = Topic(f"{setup['node']}/latency_stages", "std_msgs/msg/Float64MultiArray")
-        self._latency_topic = Topic(f"{setup['node']}/latency", "std_msgs/msg/Float64")
+        self._inputs: list[list[_Topic | None]] = [
+            [topic and (topic[0], topic[1]) for topic in stage["inputs"]] for stage in setup["stages"]
+        ]
+        self._outputs: list[_Topic] = [(*stage["output"],) for stage in setup["stages"]]
+        self._rows = [
+            LatencyRecord(index, stage.get("stream")) for index, stage in enumerate(setup["stages"])
+        ]
+        self._row_topic = f"{setup['node']}/latency_stages", "std_msgs/msg/Float64MultiArray"
+        self._latency_topic = f"{setup['node']}/latency", "std_msgs/msg/Float64"
         self._before_ns, self._after_s = setup["black_box_s"] * NS_PER_S, setup["black_box_after_s"]
-        self._part_bytes = round(setup["black_box_mib"] * _MIB)
+        self._part_bytes = round(setup["black_box_mib"] * (1 << 20))
         self._evidence = evidence
         self._monotonic_ns = clock
         self._reported_ns = 0
         self._kept: deque[_Kept] = deque()
-        self._last_input: dict[Topic, bytes] = {}
+        self._last_input: dict[_Topic, bytes] = {}
         self._incident: _Incident | None = None
         self._writing: threading.Thread | None = None
 
     def frame(self, record: FrameRecord) -> None:
-        """Keep a frame.
-
-        Its inputs that are new, what was published for it, and its row of `latency_stages`.
-        """
+        """Keep a frame: its inputs that are new, its output, and its row of `latency_stages`."""
         topics = self._inputs[record.stage]
         inputs = tuple(item for item in record.inputs if self._is_new(item, topics[item.index]))
         size = _ROW_BYTES + len(record.payload or b"") + sum(len(item.data) for item in inputs)
         self._keep(record, size, inputs)
 
-    def _is_new(self, item: InputBytes, topic: Topic | None) -> bool:
-        """Whether an input becomes a message.
-
-        Not what another stage gave out, nor what the frame before had, too.
-        """
+    def _is_new(self, item: InputBytes, topic: _Topic | None) -> bool:
+        """Whether an input becomes a message: no other stage's output, and not the frame before's."""
         if topic is None or not item.index:
             return topic is not None
         known, self._last_input[topic] = self._last_input.get(topic), bytes(item.data)
@@ -156,8 +149,8 @@ class BlackBox:
     def _keep(
         self, record: FrameRecord | MessageRecord, size: int, inputs: tuple[InputBytes, ...] = ()
     ) -> None:
-        now_ns = self._monotonic_ns()
-        kept, entry = self._kept, _Kept(record.t_ns, now_ns, size, record, inputs)
+        now_ns, kept = self._monotonic_ns(), self._kept
+        entry = _Kept(record.t_ns, now_ns, size, record, inputs)
         kept.append(entry)
         self.held_bytes += size
         while kept and (now_ns - kept[0].kept_ns > self._before_ns or self.held_bytes > self._part_bytes):
@@ -166,22 +159,18 @@ class BlackBox:
             self._incident.add(self._entries(entry))
 
     def _entries(self, kept: _Kept) -> Iterator[_Entry]:
-        """The messages of a record, their bytes copied."""
         record, t_ns = kept.record, max(kept.t_ns, 0)
         if isinstance(record, MessageRecord):
             yield _Entry(t_ns, self._topics[record.topic], record.data)
             return
-        topics = self._inputs[record.stage]
         received_ns = record.t_ns - (record.published_ns - record.received_ns)
-        for item in sorted(
-            kept.inputs, key=lambda item: -item.index
-        ):  # the trigger last, as a replay needs it
-            topic, data = topics[item.index], bytes(item.data)
+        # The trigger comes last, as a replay needs it, and later than all others.
+        for item in sorted(kept.inputs, key=lambda item: -item.index):
+            topic, data = self._inputs[record.stage][item.index], bytes(item.data)
+            earlier_ns = max(item.waited_us * NS_PER_US, 1) if item.index else 0
             if topic is not None:
-                came_ns = received_ns  # the trigger later than all others
-                if item.index:
-                    came_ns = min(received_ns - item.waited_us * NS_PER_US, received_ns - 1)
-                yield _Entry(max(came_ns, 0), topic, data if item.index or record.is_there else None)
+                is_there = item.index or record.is_there
+                yield _Entry(max(received_ns - earlier_ns, 0), topic, data if is_there else None)
         if record.payload is not None:
             yield _Entry(t_ns, self._outputs[record.stage], record.payload)
         yield _Entry(t_ns, self._row_topic, self._rows[record.stage].of_row(record.row))
@@ -212,7 +201,6 @@ class BlackBox:
         incident.left_bytes = room
 
     def tick(self, now_s: float) -> None:
-        """Once a second: write the incident if its time has come."""
         if self._incident is not None and (self._incident.is_over or now_s >= self._incident.until_s):
             self.finish(wait=False)
 
@@ -242,34 +230,30 @@ class BlackBox:
             self.problem = ""
 
     def _fill(self, folder: Path, incident: _Incident) -> None:
-        for name, text in incident.files.items():
-            (folder / name).write_text(text, encoding="utf-8", errors="replace")
+        texts = incident.files
+        # A profile, a memory snapshot.
         others = [path.name for path in self._evidence.incidents() if path.name > incident.name]
-        if others:  # a profile, a memory snapshot
-            (folder / "see_also.txt").write_text("\n".join(others) + "\n", encoding="utf-8")
+        if others:
+            texts["see_also.txt"] = "\n".join(others) + "\n"
+        lost = {"messages_left_out": incident.left_out, "messages_overwritten": incident.overwritten}
+        if any(lost.values()):
+            texts["left_out.json"] = json.dumps({**lost, "why": _LEFT_OUT})
+        for name, text in texts.items():
+            (folder / name).write_text(text, encoding="utf-8", errors="replace")
         if not incident.entries:
             return
-        store = typestore({entry.topic.type_name for entry in incident.entries})
-        with Writer(folder / _FOLDER, version=_VERSION, storage_plugin=StoragePlugin.MCAP) as writer:
-            connections: dict[Topic, Any] = {}
+        store = typestore({entry.topic[1] for entry in incident.entries})
+        plugin = StoragePlugin.MCAP
+        with Writer(folder / "black_box", version=_METADATA_VERSION, storage_plugin=plugin) as writer:
+            connections: dict[_Topic, Any] = {}
             for entry in sorted(incident.entries, key=lambda entry: entry.t_ns):
                 if entry.topic not in connections:
                     connections[entry.topic] = writer.add_connection(*entry.topic, typestore=store)
                 writer.write(connections[entry.topic], entry.t_ns, entry.data or b"")
-        lost = {"messages_left_out": incident.left_out, "messages_overwritten": incident.overwritten}
-        if any(lost.values()):
-            why = (
-                "black_box_mib was full, or inputs were overwritten in shared memory before they could be"
-                " copied"
-            )
-            (folder / "left_out.json").write_text(json.dumps({**lost, "why": why}), encoding="utf-8")
 
 
 def _before_jump(entries: Iterable[_Kept | _Entry], t_ns: int) -> int:
-    """How many entries came before ROS time jumped, if it is `t_ns` since.
-
-    Those up to the last one that is far off.
-    """
+    """How many entries, up to the last one that is far off, came before ROS time jumped to `t_ns`."""
     far_off = (
         n for n, entry in enumerate(entries, 1) if not t_ns - _JUMP_NS <= entry.t_ns <= t_ns + NS_PER_S
     )

@@ -1,4 +1,4 @@
-"""Structured records: one JSON object per line for each frame and event, in files that are rotated."""
+"""Structured records: a JSON object per line for each frame and event, in rotated files; their schema."""
 
 import contextlib
 import fcntl
@@ -6,34 +6,31 @@ import json
 import math
 import os
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from torchperf_ros.api.outcome import Fallback, GuardVerdict, Outcome
-from torchperf_ros.observe.recorder.record_schema import VERSION
+from torchperf_ros.api.alert import Level
+from torchperf_ros.api.outcome import Fallback, GuardVerdict, Health, Outcome
 from torchperf_ros.observe.telemetry.record_stream import SENT, FrameRecord
 from torchperf_ros.settings.user_folder import make_private
-from torchperf_ros.stage.frame_table import KEPT
+from torchperf_ros.stage.frame_table import KEPT, MEANINGS
 
-_FILES = 4
-_RECENT = 10_000
-_NAME = "records"
-_ENCODE = json.JSONEncoder(
-    separators=(",", ":"), ensure_ascii=False, allow_nan=False
-).encode  # `dumps` makes a new one
-_COLUMNS = SENT.names or ()
-_WRITTEN = (*(name for name, _ in KEPT), "profiled", "step")
+VERSION: Final = 1
+_FILES: Final = 4
+_NAME: Final = "records"
+# `dumps` makes a new encoder each time.
+_ENCODE: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
+_WRITTEN: Final = (*(name for name, _ in KEPT), "profiled", "step")
 # By index; the last is for -1, which is none.
-_WORDS: dict[str, list[str | None]] = {
+_WORDS: Final[dict[str, list[str | None]]] = {
     "outcome": [outcome.word for outcome in Outcome],
     "fallback": [*(fallback.word for fallback in Fallback), None],
     "check": [*(verdict.word for verdict in GuardVerdict), None],
 }
-# Records of a kind that are written each second.
-#
-# What comes beyond, in a storm, is counted under `drops`.
-_MOST_PER_S = {"frame": 1000, "event": 50}
+# Records of a kind that are written each second. What comes beyond, in a storm, is counted under `drops`.
+_MOST_FRAMES_PER_S: Final = 1000
+_MOST_PER_S: Final = 50
 
 
 class RecordLog:
@@ -44,6 +41,10 @@ class RecordLog:
     Another process may write to the same folder: the recorder before this one, which still writes its last
     words, or that of a second node of this name. What is there is looked at anew before each decision, and
     no other one writes or rotates meanwhile.
+
+    Attributes:
+        problem: why records cannot be written at present, empty if they can.
+        written: how many were.
     """
 
     def __init__(self, folder: Path, limit_bytes: int, start: Mapping[str, Any]) -> None:
@@ -51,53 +52,53 @@ class RecordLog:
 
         Each begins with `start`: node, versions, stages. The limit is for all files together.
         """
-        self.problem = ""  # why records cannot be written at present, empty if they can
-        self.written = 0  # records written
-        self._folder = folder
+        self.problem = ""
+        self.written = 0
+        self._folder, self._path = folder, folder / f"{_NAME}.jsonl"
         self._file_bytes = limit_bytes // _FILES
         self._start = start
-        self._tiers = [list(stage["tiers"]) for stage in start["stages"]]
-        self._names = [stage["name"] for stage in start["stages"]]
         self._lines: list[str] = []
-        self._recent: deque[tuple[int, str]] = deque(maxlen=_RECENT)
+        self._recent: deque[tuple[int, str]] = deque(maxlen=10_000)
         self._this_second: Counter[str] = Counter()
         self._dropped: Counter[str] = Counter()
-        self._path = folder / f"{_NAME}.jsonl"
         # inode and size of the file that has our start, after our last line
-        self._begun: tuple[int, int] | None = None
+        self._begun = (0, 0)
 
     def frame(self, record: FrameRecord) -> None:
-        row, tiers = dict(zip(_COLUMNS, record.row.item(), strict=True)), self._tiers[record.stage]
-        shapes, tier = row["shapes"], row["tier"]
+        row = dict(zip(SENT.names or (), record.row.item(), strict=True))
+        stage, shapes, tier = self._start["stages"][record.stage], row["shapes"], row["tier"]
         fields: dict[str, Any] = {name: _known(row[name]) for name in _WRITTEN}
         fields |= {name: words[row[name]] for name, words in _WORDS.items()}
         fields |= {
-            "stage": self._names[record.stage],
-            "tier": tiers[tier] if 0 <= tier < len(tiers) else None,
+            "stage": stage["name"],
+            "tier": stage["tiers"][tier] if 0 <= tier < len(stage["tiers"]) else None,
             "reason": record.reason,
             "stale": bool(row["stale"]),
             "input_shapes": shapes.decode(errors="replace") or None,
-            "batch": batch_size(shapes),
+            "batch": _batch_size(shapes),
         }
         self._add("frame", record.t_ns, fields)
 
     def event(self, t_ns: int, fields: Mapping[str, Any]) -> None:
         """Add an event; `fields` holds its `kind`, and numbers that are not finite become null."""
-        self._add(str(fields["kind"]), t_ns, {key: _finite(value) for key, value in fields.items()})
+        self._add(str(fields["kind"]), t_ns, _finite(fields))
 
     def _add(self, kind: str, t_ns: int, fields: Mapping[str, Any]) -> None:
         self._this_second[kind] += 1
-        if self._this_second[kind] > _MOST_PER_S.get(kind, _MOST_PER_S["event"]):
+        if self._this_second[kind] > (_MOST_FRAMES_PER_S if kind == "frame" else _MOST_PER_S):
             self._dropped[kind] += 1
             return
         line = _ENCODE({"v": VERSION, "kind": kind, "t_ns": t_ns, **fields})
         self._lines.append(line)
         self._recent.append((t_ns, line))
 
+    def _start_line(self, t_ns: int) -> str:
+        return _ENCODE({"v": VERSION, "kind": "start", "t_ns": t_ns, **self._start})
+
     def since(self, t_ns: int) -> str:
         """The latest records from then on, 10,000 at most, as a file of their own."""
-        start = json.dumps({"v": VERSION, "kind": "start", "t_ns": t_ns, **self._start})
-        return "\n".join([start, *(line for at_ns, line in self._recent if at_ns >= t_ns)]) + "\n"
+        lines = [line for at_ns, line in self._recent if at_ns >= t_ns]
+        return "\n".join([self._start_line(t_ns), *lines, ""])
 
     def tick(self, t_ns: int, lost: int) -> None:
         """Once a second: write what has come, and how much was dropped (`lost`: on its way here)."""
@@ -112,73 +113,52 @@ class RecordLog:
         lines, self._lines = self._lines, []
         try:
             self._write(lines, t_ns)
+            self.problem = ""
         except OSError as error:  # a full or read-only disk: reported, counted, and tried again in a second
             self.problem = f"records cannot be written to {self._path}: {error}"
             self._dropped["disk"] += len(lines)
-            self._begun = None
+            self._begun = (0, 0)
 
     def _write(self, lines: list[str], t_ns: int) -> None:
+        """Append these lines, while no other process writes to the folder or rotates its files."""
         make_private(self._folder)
-        with self._alone():
-            handle = self._open()
-            try:
-                status = os.fstat(handle)
-                begun_inode, begun_bytes = self._begun or (0, 0)
-                if (
-                    begun_inode != status.st_ino or status.st_size < begun_bytes
-                ):  # it is new, or another one's
-                    start = {"v": VERSION, "kind": "start", "t_ns": t_ns, **self._start}
-                    lines = [_ENCODE(start), *lines]
-                data = ("\n".join(lines) + "\n").encode(errors="replace")
-                try:
-                    _write_all(handle, data)
-                except OSError:
-                    with contextlib.suppress(
-                        OSError
-                    ):  # half a line, if the disk was full in the middle of it
-                        os.ftruncate(handle, status.st_size)
-                    raise
-            finally:
-                os.close(handle)
-        self._begun = status.st_ino, status.st_size + len(data)
-        self.written += len(lines)
-        self.problem = ""
-
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
         folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            fcntl.flock(folder, fcntl.LOCK_EX)  # who holds it writes for a moment, to the same disk
-            yield
+            fcntl.flock(folder, fcntl.LOCK_EX)  # its holder writes for a moment, to the same disk
+            if self._path.exists() and self._path.stat().st_size >= self._file_bytes:
+                self._rotate()
+            with open(self._path, "ab", buffering=0, opener=_open_at_once) as file:
+                status = os.fstat(file.fileno())
+                inode, size = self._begun
+                if inode != status.st_ino or status.st_size < size:  # it is new, or another one's
+                    lines = [self._start_line(t_ns), *lines]
+                data = "\n".join([*lines, ""]).encode(errors="replace")
+                left = data
+                try:
+                    while left:
+                        left = left[file.write(left) :]
+                except OSError:  # half a line, if the disk was full in the middle of it
+                    with contextlib.suppress(OSError):
+                        file.truncate(status.st_size)
+                    raise
         finally:
             os.close(folder)
-
-    def _open(self) -> int:
-        """The file to append to: a new one where it is full."""
-        # a FIFO without a reader is an error
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK
-        handle = os.open(self._path, flags, 0o666)
-        if os.fstat(handle).st_size < self._file_bytes:
-            return handle
-        os.close(handle)
-        self._rotate()
-        return os.open(self._path, flags, 0o666)
+        self._begun = status.st_ino, status.st_size + len(data)
+        self.written += len(lines)
 
     def _rotate(self) -> None:
-        """The oldest file goes, each other one becomes one older, and a new one begins."""
         paths = [self._path, *(self._folder / f"{_NAME}.{number}.jsonl" for number in range(1, _FILES))]
         for newer, older in reversed(list(zip(paths, paths[1:], strict=False))):
             if newer.exists():
                 newer.replace(older)
-        self._begun = None
 
 
-def _write_all(handle: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(handle, data) :]
+def _open_at_once(path: str, flags: int) -> int:
+    """Without waiting: a FIFO without a reader is an error."""
+    return os.open(path, flags | os.O_NONBLOCK, 0o666)
 
 
-def batch_size(shapes: bytes) -> int | None:
+def _batch_size(shapes: bytes) -> int | None:
     """The first dimension of the model's first input; None where it has none, or is unknown."""
     first = shapes.partition(b" ")[0].partition(b"x")[0]
     return int(first) if first.isdigit() else None
@@ -194,8 +174,170 @@ def _known(value: Any) -> Any:  # noqa: ANN401
 def _finite(value: Any) -> Any:  # noqa: ANN401 - JSON
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {str(key): _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return value
+    return [_finite(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+# -- the schema of a line, made of the table of a frame's columns and that of events
+
+_Json = dict[str, Any]
+
+_TEXT: Final[_Json] = {"type": "string"}
+_COUNT: Final[_Json] = {"type": "integer", "minimum": 0}
+_YES_OR_NO: Final[_Json] = {"type": "boolean"}
+_REAL: Final[_Json] = {"$ref": "#/$defs/known"}
+_STAGE: Final[_Json] = {"$ref": "#/$defs/stage"}
+_HEALTH: Final[_Json] = {"$ref": "#/$defs/health"}
+# Columns that records of older versions do not have.
+_ABSENT: Final = frozenset({"answer_ms", "check", "deadline_ms", "stale", "scene", "missing_inputs"})
+
+
+def _described(what: _Json, description: str) -> _Json:
+    return {**what, "description": description}
+
+
+def _all(values: _Json) -> _Json:
+    return {"type": "object", "additionalProperties": values}
+
+
+def _or_null(kind: str) -> _Json:
+    return {"type": [kind, "null"]}
+
+
+def _frame() -> tuple[str, _Json, _Json]:
+    columns = {name: _REAL if kind == "f8" else _COUNT for name, kind in KEPT if name != "t_ns"}
+    columns |= {
+        "tier": _or_null("string"),
+        "outcome": {"enum": [outcome.word for outcome in Outcome]},
+        "fallback": {"enum": [*(fallback.word for fallback in Fallback), None]},
+        "check": {"enum": [*(verdict.word for verdict in GuardVerdict), None]},
+        "stamp_ns": {"type": "integer"},
+        "stale": _YES_OR_NO,
+    }
+    columns = {
+        name: _described(what, MEANINGS[name]) if name in MEANINGS else what
+        for name, what in columns.items()
+    }
+    always = {name: what for name, what in columns.items() if name not in _ABSENT}
+    reason = "why it was not on time, or what the guard refused; then a traceback if there is one"
+    shapes = (
+        "of the model's inputs, as 1x3x480x640 1x6, cut after 48 characters; null: no worker has answered"
+    )
+    more = {
+        "step": _described(_COUNT, "of an anytime model, whose outputs these are; or 0"),
+        "input_shapes": _described(_or_null("string"), shapes),
+        "batch": _described(_or_null("integer"), "first dimension of the model's first input"),
+    }
+    always |= {
+        "stage": _STAGE,
+        "reason": _described(_TEXT, reason),
+        "profiled": _described(_YES_OR_NO, "whether a profiler was recording"),
+    }
+    return (
+        "an answered frame; times in ms",
+        always,
+        {name: columns[name] for name in columns if name in _ABSENT} | more,
+    )
+
+
+_STARTED: Final[_Json] = {
+    "type": "object",
+    "required": ["name", "tiers", "budget_ms"],
+    "properties": {
+        "name": _TEXT,
+        "tiers": {"type": "array", "items": _TEXT},
+        "budget_ms": {"type": "number"},
+        "trigger": _described(
+            _or_null("string"), "topic of the input that it runs for, null where another stage gives it out"
+        ),
+        "output": _described(_TEXT, "topic"),
+    },
+}
+_CANDIDATE_TEXTS: Final = ("pairs", "skipped", "differs", "refused", "failed")
+# By kind: what it is, fields that each record of it has, and others.
+_KINDS: Final[dict[str, tuple[str, _Json, _Json]]] = {
+    "start": (
+        "first line of each file, and of each run of the node",
+        {"node": _TEXT, "versions": _all(_TEXT), "stages": {"type": "array", "items": _STARTED}},
+        {},
+    ),
+    "frame": _frame(),
+    "memory": ("once a second, MiB by the labels of /perf/memory_stats", {"values": _all(_REAL)}, {}),
+    "candidate": (
+        "every 10 s while a stage has another version of its model, as on /diagnostics",
+        {
+            "stage": _STAGE,
+            "version": _described(_TEXT, "which serves"),
+            "candidate": _described(_TEXT, "name and state of the one on trial"),
+        },
+        {f"candidate_{name}": _TEXT for name in _CANDIDATE_TEXTS},
+    ),
+    "health": ("a stage's state has changed", {"stage": _STAGE, "from": _HEALTH, "to": _HEALTH}, {}),
+    "anomaly": (
+        "an alert as /perf/anomaly has it; level OK: it is over",
+        {
+            "level": {"enum": [level.name for level in Level]},
+            "name": _TEXT,
+            "message": _TEXT,
+            "values": _all(_TEXT),
+        },
+        {},
+    ),
+    "signals": (
+        "once a second, what the watch judges; by name with its unit, see docs/watching.md",
+        {"machine": _all(_REAL), "stages": _all(_all(_REAL))},
+        {},
+    ),
+    "dropped": (
+        "frames that were never answered, in the second before",
+        {"stage": _STAGE, "superseded": _COUNT},
+        {
+            "stale": _described(
+                _COUNT, "of older records: frames dropped as too old; now they have an answer"
+            )
+        },
+    ),
+    "log": (
+        "a line of the node's log",
+        {"severity": {"enum": ["info", "warn", "error"]}, "text": _TEXT},
+        {},
+    ),
+    "drops": (
+        "records that were not written: by kind beyond its rate, lost on the way, or for want of a disk",
+        {"records": {"type": "integer", "minimum": 1}, "by": _all({"type": "integer"})},
+        {},
+    ),
+}
+
+
+def schema() -> str:
+    whole = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"torchperf_ros records, version {VERSION}",
+        "description": "One JSON object per line of records.jsonl. Readers ignore kinds and fields that they do"
+        " not know; a new version is announced by v.",
+        "type": "object",
+        "required": ["v", "kind", "t_ns"],
+        "properties": {
+            "v": {"const": VERSION},
+            "kind": _TEXT,
+            "t_ns": {
+                "type": "integer",
+                "description": "ROS time in ns: of a frame, when its answer was published",
+            },
+        },
+        "$defs": {
+            "known": {"type": ["number", "null"], "description": "null where unknown"},
+            "stage": _described(_TEXT, "name of the stage"),
+            "health": {"enum": [state.name for state in Health]},
+        },
+        "allOf": [
+            {
+                "if": {"properties": {"kind": {"const": kind}}},
+                "then": {"description": text, "required": [*always], "properties": always | other},
+            }
+            for kind, (text, always, other) in _KINDS.items()
+        ],
+    }
+    return json.dumps(whole, indent=2) + "\n"

@@ -1,7 +1,4 @@
-"""The recorder's process.
-
-Takes what the node sends, and gives it to the records, the black box and the watch.
-"""
+"""The recorder's process: gives what the node sends to the records, the black box and the watch."""
 
 import contextlib
 import json
@@ -16,14 +13,13 @@ from typing import Any
 
 import psutil
 
-from torchperf_ros.api.alert import Alert
 from torchperf_ros.observe.recorder.black_box import BlackBox
 from torchperf_ros.observe.recorder.record_log import RecordLog
 from torchperf_ros.observe.telemetry.record_stream import (
-    EventRecord,
     FrameRecord,
     MessageRecord,
     StreamReader,
+    StreamRecord,
     event_bytes,
 )
 from torchperf_ros.observe.watch.watch import COUNTERS, Watch
@@ -34,7 +30,6 @@ _TICK_S = 1.0
 _LOOK_S = 0.05  # in this time a camera of 60 Hz fills no ring of four of the largest frames
 _MOST_AT_ONCE = 256
 _MIB = 1 << 20
-_LAST_WORDS_S = 60
 
 
 class Recorder:
@@ -47,21 +42,21 @@ class Recorder:
         self._ended = False
         self._t_ns = 0
         self._lost = self._refused = 0
-        self._refusal = ""
+        self._refusal = self._watch_problem = ""
         self._evidence = open_incidents(setup["evidence_dir"], setup["evidence_mib"])
-        self._folder = Path(setup["record_dir"])
-        stages = []
-        for stage in setup["stages"]:
-            trigger = next(iter(stage["inputs"]), None)
-            facts = {key: stage[key] for key in ("name", "tiers", "budget_ms")}
-            stages.append({**facts, "trigger": trigger and trigger[0], "output": stage["output"][0]})
+        stages = [
+            {
+                **{key: stage[key] for key in ("name", "tiers", "budget_ms")},
+                "trigger": next((topic and topic[0] for topic in stage["inputs"]), None),
+                "output": stage["output"][0],
+            }
+            for stage in setup["stages"]
+        ]
         start = {"node": setup["node"], "versions": setup["versions"], "stages": stages}
-        self._log = (
-            RecordLog(self._folder, setup["record_mib"] * _MIB, start) if setup["record_mib"] else None
-        )
+        folder, size_bytes = Path(setup["record_dir"]), setup["record_mib"] * _MIB
+        self._log = RecordLog(folder, size_bytes, start) if size_bytes else None
         self._box = BlackBox(setup, self._evidence)
         self._watch: Watch | None = None
-        self._watch_problem = ""
         with self._without_fail():  # there may be an unforeseen message type
             self._watch = Watch(setup) if setup["watch"] else None
         self._known_ns = time.monotonic_ns()
@@ -70,7 +65,7 @@ class Recorder:
     def run(self) -> None:
         """Until the node says that it ends, or is gone: then what is known of its end is written.
 
-        It looks again and again instead of being woken: waking it would be the work of who answers frames.
+        It looks again and again instead of being woken: a thread that answers frames would have to wake it.
         """
         next_tick = time.monotonic() + _TICK_S
         while not self._ended:
@@ -78,7 +73,7 @@ class Recorder:
             looked_ns, self._behind = time.monotonic_ns(), False
             if not self._take_some() and not self._ended:
                 self._node_died()
-                return
+                break
             if not self._behind:
                 self._known_ns = looked_ns
             if time.monotonic() >= next_tick:
@@ -97,21 +92,19 @@ class Recorder:
                 self._take(record)
             except BlockingIOError:
                 return True
-            except (
-                ConnectionResetError
-            ):  # the node died with a word of ours unread: what it sent before comes next
+            # The node died and left a word of ours unread: what it sent before comes next.
+            except ConnectionResetError:
                 continue
             except OSError:
                 return False
             except Exception:  # one unforeseen record must not end the black box
                 self._refused += 1
-                self._refusal = (
-                    f"{self._refused} records were not understood, the last one:\n{traceback.format_exc()}"
-                )
+                what = f"{self._refused} records were not understood, the last one"
+                self._refusal = f"{what}:\n{traceback.format_exc()}"
         self._behind = True
         return True
 
-    def _take(self, record: FrameRecord | MessageRecord | EventRecord) -> None:
+    def _take(self, record: StreamRecord) -> None:
         self._t_ns = record.t_ns
         with self._without_fail():
             if self._watch is not None:
@@ -126,8 +119,12 @@ class Recorder:
             self._ended = True
         elif record.fields["kind"] == "record":
             self._record(record.fields["name"], record.fields["why"], record.fields["stacks"])
-        elif self._log is not None and record.fields["kind"] != COUNTERS:
-            self._log.event(record.t_ns, record.fields)
+        elif record.fields["kind"] != COUNTERS:
+            self._event(record.t_ns, record.fields)
+
+    def _event(self, t_ns: int, fields: Mapping[str, Any]) -> None:
+        if self._log is not None:
+            self._log.event(t_ns, fields)
 
     def _record(self, name: str, why: str, stacks: str) -> None:
         stages = [
@@ -144,9 +141,10 @@ class Recorder:
             "t_ns": self._t_ns,
             "node": self._setup["node"],
             "stages": stages,
+            "versions": self._setup["versions"],
         }
         files = {
-            "incident.json": json.dumps({**incident, "versions": self._setup["versions"]}, indent=2),
+            "incident.json": json.dumps(incident, indent=2),
             "parameters.json": json.dumps(self._setup["parameters"], indent=2),
             "stacks.txt": stacks,
         }
@@ -157,17 +155,11 @@ class Recorder:
 
     def _node_died(self) -> None:
         """The stream ended without an `end`: only this process can still write what came before."""
-        signal.alarm(_LAST_WORDS_S)  # no other process would end this one, should a disk hang
-        name = self._evidence.name("node-died")
-        self._record(
-            name, f"node {self._setup['node']} (pid {self._setup['pid']}) is gone without a word", ""
-        )
-        if self._log is not None:
-            self._log.event(
-                self._t_ns, {"kind": "log", "severity": "error", "text": "the node is gone without a word"}
-            )
-        self._tick()
-        self._box.finish()
+        signal.alarm(60)  # no other process would end this one, should a disk hang
+        gone = "is gone without a word"
+        why = f"node {self._setup['node']} (pid {self._setup['pid']}) {gone}"
+        self._record(self._evidence.name("node-died"), why, "")
+        self._event(self._t_ns, {"kind": "log", "severity": "error", "text": f"the node {gone}"})
 
     def _tick(self) -> None:
         lost = self._reader.lost
@@ -176,39 +168,27 @@ class Recorder:
             self._log.tick(self._t_ns, lost - self._lost)
         self._lost = lost
         self._box.tick(time.monotonic())
-        problems = [
-            self._log.problem if self._log else "",
-            self._box.problem,
-            self._watch_problem,
-            self._refusal,
-        ]
-        more = {} if self._watch is None else {"gpu": self._watch.gpu}
+        problems = ["" if self._log is None else self._log.problem, self._box.problem]
         self._send(
             kind="status",
-            problem="; ".join(filter(None, problems)),
-            written=self._log.written if self._log else 0,
+            problem="; ".join(filter(None, (*problems, self._watch_problem, self._refusal))),
+            written=0 if self._log is None else self._log.written,
             incidents=self._box.incidents,
             held_mib=round(self._box.held_bytes / _MIB, 1),
             lost=lost,
             overwritten=self._reader.overwritten,
-            **more,
+            **({} if self._watch is None else {"gpu": self._watch.gpu}),
         )
 
     def _send_findings(self) -> None:
-        findings: list[Alert] = []
         with self._without_fail():
-            findings = [] if self._watch is None else self._watch.tick(time.monotonic_ns(), self._known_ns)
-        for found in findings:
-            values = dict(found.values)
-            self._send(
-                kind="finding",
-                level=found.level.name,
-                name=found.name,
-                message=found.message,
-                values=values,
-            )
-        if self._watch is not None and self._log is not None and self._t_ns:
-            self._log.event(self._t_ns, {"kind": "signals", **self._watch.signals})
+            if self._watch is None:
+                return
+            for found in self._watch.tick(time.monotonic_ns(), self._known_ns):
+                fields = {"name": found.name, "message": found.message, "values": dict(found.values)}
+                self._send(kind="finding", level=found.level.name, **fields)
+            if self._t_ns:
+                self._event(self._t_ns, {"kind": "signals", **self._watch.signals})
 
     @contextlib.contextmanager
     def _without_fail(self) -> Iterator[None]:
@@ -217,9 +197,8 @@ class Recorder:
             yield
         except Exception:  # the watch's boundary: each status names it from now on
             self._watch = None
-            self._watch_problem = (
-                f"the watch has ended, nothing is judged any more:\n{traceback.format_exc()}"
-            )
+            what = "the watch has ended, nothing is judged any more"
+            self._watch_problem = f"{what}:\n{traceback.format_exc()}"
 
     def _send(self, **fields: Any) -> None:  # noqa: ANN401 - JSON
         with contextlib.suppress(OSError):  # the node does not listen at present; it hears the next one
@@ -227,10 +206,7 @@ class Recorder:
 
 
 def main(node_fd: int, setup_fd: int, ring_fd: int, *stage_fds: int) -> None:
-    """Take the setup, record, and end some time after the node at the latest.
-
-    Spawned by `RecorderProcess`.
-    """
+    """Take the setup, record, and end some time after the node; spawned by `RecorderProcess`."""
     # The images of an incident, up to twice black_box_mib, go back to the system once they are written.
     # Without these bounds the C library learns from the first ones to keep such buffers: 280 MiB for the
     # rest of the drive.

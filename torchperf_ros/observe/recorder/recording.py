@@ -1,8 +1,6 @@
-"""The node's side of the recorder.
+"""The node's side of the recorder: starts its process, sends it what happens, and replaces it.
 
-Starts its process, sends it what happens, and replaces one that is gone.
-
-A recorder says something each second. One that does not, as it is stopped or its disk hangs, is killed and
+A recorder reports each second. One that does not, because it is stopped or its disk hangs, is killed and
 replaced.
 """
 
@@ -17,7 +15,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,18 +39,30 @@ leave_priority()  # before the imports: they take 0.3 s, and the node's first fr
 os.setpriority(os.PRIO_PROCESS, 0, 10)  # at 19, a full machine leaves it too little to keep images, when they matter
 from torchperf_ros.observe.recorder.recorder import main
 main(*map(int, sys.argv[1:]))"""
-_QUEUE_BYTES = 1 << 20
-_SO_SNDBUFFORCE = 32  # Python has no name for it
-_END_S = 10.0
-_ENDS_WITHIN_S = 1.0
-_TAIL = 4_000
+_QUEUE_BYTES: Final = 1 << 20
+_SO_SNDBUFFORCE: Final = 32  # Python has no name for it
+_END_S: Final = 10.0
+_RESTART_S: Final = 10.0
+_PASS_ON_S: Final = 0.05
+_LATE_S: Final = 2.0  # after which a recorder on a machine that is full may still copy what is kept
+# What waits to be passed on: a second of the largest images that a node hears beside its frames. It is
+# counted from pass to pass, so that there may be twice as much for a moment.
+_MOST_WAITING: Final = 3000
+_MOST_WAITING_BYTES: Final = 32 << 20
+# So long a recorder may be silent, by its state. A stopped one does not go on by itself; a full machine
+# leaves no time to one that would run, and to kill it would lose what it holds. Else it waits, as a
+# rule for a disk, which other processes may keep from it for a while.
+_SILENT_S: Final = 5.0
+_KILL_S: Final = {psutil.STATUS_STOPPED: _SILENT_S, psutil.STATUS_RUNNING: 60.0}
+_KILL_ELSE_S: Final = 20.0
+_PARAMETERS: Final = ("record_mib", "evidence_dir", "evidence_mib", "black_box_s", "black_box_mib", "watch")
 
 
 class RecorderProcess:
     """A process that takes what the writer sends, and answers on the same socket."""
 
     def __init__(self, writer: StreamWriter, stage_fds: Sequence[int], setup: dict[str, Any]) -> None:
-        """Spawn it, connect the writer that the node sends everything by, and say what it records, see `Recorder`."""
+        """Spawn it, connect the writer that the node sends by, and hand it its setup, see `Recorder`."""
         own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _QUEUE_BYTES)
         with contextlib.suppress(PermissionError):  # beyond the system's limit where that is permitted
@@ -70,8 +80,9 @@ class RecorderProcess:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self.pid = self._process.pid  # of the process
-        self._writer, self._own = writer, own
+        self.pid = self._process.pid
+        self.socket = own
+        self._writer = writer
         assert self._process.stdout is not None
         self._printed = self._process.stdout
         os.set_blocking(self._printed.fileno(), False)
@@ -79,10 +90,7 @@ class RecorderProcess:
 
     @property
     def state(self) -> str:
-        """What the kernel says that it does, in psutil's words.
-
-        Running, sleeping, stopped, disk-sleep, zombie.
-        """
+        """The kernel's word for what it does: running, sleeping, stopped, disk-sleep, zombie."""
         try:
             return str(psutil.Process(self.pid).status())
         except psutil.NoSuchProcess:
@@ -92,30 +100,27 @@ class RecorderProcess:
         """Its messages since the last call.
 
         Raises:
-            ProtocolError: it is gone, or says something that is no JSON object; the message holds what it
-                printed.
+            ProtocolError: it is gone; the message holds what it printed.
+            ValueError: a message is no JSON object.
         """
         while True:
             try:
-                data = self._own.recv(MAX_PACKET_BYTES)
+                data = self.socket.recv(MAX_PACKET_BYTES)
             except BlockingIOError:
                 return
             except OSError:
                 data = b""
             if not data:
-                printed = ""
+                printed = b""
                 with contextlib.suppress(BlockingIOError):
-                    printed = (
-                        os.read(self._printed.fileno(), 1 << 16)[-_TAIL:].decode(errors="replace").strip()
-                    )
-                raise ProtocolError(f"the recorder is gone: {printed or 'it printed nothing'}")
+                    printed = os.read(self._printed.fileno(), 1 << 16)[-4_000:].strip()
+                raise ProtocolError(
+                    f"the recorder is gone: {printed.decode(errors='replace') or 'it printed nothing'}"
+                )
             yield json.loads(data)
 
     def kill(self) -> None:
-        """Have it end at once.
-
-        Returns at once: where the process waits for a disk, its end may take as long as the disk does.
-        """
+        """Have it end, without waiting: its end may take as long as the disk that it waits for."""
         self._writer.disconnect()
         self._process.kill()
 
@@ -137,126 +142,102 @@ class RecorderProcess:
             except subprocess.TimeoutExpired:
                 problem = f"the recorder was not done after {_END_S:g} s: an incident may be lost"
         self.kill()
-        with contextlib.suppress(
-            subprocess.TimeoutExpired
-        ):  # it waits for a disk, and this process does not
-            self._process.wait(_ENDS_WITHIN_S)
+        # A process that waits for a disk stays behind: the node does not wait for it.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(1.0)
         self.has_ended()
         return problem
 
 
-_RESTART_S = 10.0
-_PASS_ON_S = 0.05
-_PARAMETERS = (
-    "record_mib",
-    "evidence_dir",
-    "evidence_mib",
-    "black_box_s",
-    "black_box_mib",
-    "watch",
-)
-_LATE_S: Final = 2.0  # after which a recorder on a machine that is full may still copy what is kept
-_MOST_WAITING = 1000
-# What waits to be passed on may have so many.
-#
-# A second of the largest images that a node hears beside its frames. It is counted from pass to
-# pass, so that there may be twice as much for a moment.
-_MOST_WAITING_BYTES = 32 << 20
-_MIB = 1 << 20
-_SILENT_S: Final = 5.0
-# So long a recorder may say nothing.
-#
-# A stopped one does not go on by itself; a full machine leaves no time to one that would run, and
-# to kill it would lose what it holds.
-_KILL_S: Final = {psutil.STATUS_STOPPED: _SILENT_S, psutil.STATUS_RUNNING: 60.0}
-# it waits, as a rule for a disk, which other processes may keep from it for a while
-_KILL_ELSE_S: Final = 20.0
-
-
 class Recording:
-    """The node's side of the recorder.
+    """The node's side of the recorder, for any thread.
 
-    `frame` is for the stages' threads and takes no lock, the rest for any thread.
-
-    A stage's thread only leaves its answer here: a thread of this object's passes it on, 20 times a second.
+    `frame` and `message` take no lock: what they get waits in a queue, which a thread of this object's passes on
+    20 times a second.
 
     Attributes:
+        process: the recorder; None while there is none.
+        status: the recorder's last report on itself.
+        problem: why nothing is recorded at present, empty if all is well.
+        restarts: recorders that had to be replaced; at most one in 10 s.
         ros_offset_ns: ROS time less monotonic time, as of the last second; for frames whose age is unknown.
     """
 
-    def __init__(self, config: NodeConfig, setup: Mapping[str, Any], rings: Sequence[FrameRing]) -> None:
+    def __init__(
+        self,
+        config: NodeConfig,
+        setup: Mapping[str, Any],
+        rings: Sequence[FrameRing],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Start a recorder, see it for the setup.
 
         Rings of stages that have triggers for the black box keep them for its seconds.
         """
-        self.status: dict[str, Any] = {}  # the recorder's last report on itself
-        self.problem = ""  # why nothing is recorded at present, empty if all is well
-        self.restarts = 0  # recorders that had to be replaced; at most one in 10 s
+        self.status: dict[str, Any] = {}
+        self.problem = ""
+        self.restarts = 0
         self.ros_offset_ns = int(setup["ros_offset_ns"])
+        self._clock = clock
         self._evidence = open_incidents(config.evidence_dir, config.evidence_mib)
         default = node_folder(user_folder("XDG_STATE_HOME", ".local/state") / "records", setup["node"])
-        records = Path(config.record_dir).expanduser() if config.record_dir else default
         after_s = config.black_box_s / 2
         self._setup = {
             **setup,
             **{name: getattr(config, name) for name in _PARAMETERS},
             "black_box_after_s": after_s,
-            "record_dir": str(records),
+            "record_dir": str(Path(config.record_dir).expanduser() if config.record_dir else default),
         }
         self._stage_fds = [ring.fd for ring in rings]
-        extra = RingExtra(config.black_box_mib * _MIB)
+        extra = RingExtra(config.black_box_mib << 20)
         for ring, stage in zip(rings, setup["stages"], strict=True):
             if stage["inputs"] and stage["inputs"][0] is not None:
                 ring.keep(config.black_box_s + _LATE_S, extra)
-        self._writer = StreamWriter(max(record_size([stage.max_frame_bytes]) for stage in config.stages))
+        self.writer = StreamWriter(max(record_size([stage.max_frame_bytes]) for stage in config.stages))
         self._after_ns = round(after_s * NS_PER_S)
         self._incident = ("", 0)
         self._index = {topic: index for index, (topic, _) in enumerate([*setup["topics"], *setup["heard"]])}
-        self._messages: deque[tuple[str, int, bytes]] = deque(maxlen=_MOST_WAITING)
-        self._waiting: deque[tuple[int, dict[str, Any]]] = deque(maxlen=_MOST_WAITING)
+        self._waiting: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         # Counted without a lock: two threads may lose some of it, but only until the next pass, which
         # begins anew.
-        self._waiting_bytes = self._event_bytes = 0
+        self._waiting_bytes = 0
         self._unpassed = ""  # the last error of passing on, and how many there were
         self._pass_errors = 0
         self._lock = threading.Lock()
-        self._tried_at = self._heard_at = time.monotonic()
+        self._tried_at = self._heard_at = clock()
         self._killed: RecorderProcess | None = None
-        self._process: RecorderProcess | None = self._spawn()
-        self._answers: deque[tuple[int, Answer, float]] = deque(maxlen=_MOST_WAITING)
+        self.process: RecorderProcess | None = self._spawn()
         self._ending = threading.Event()
         self._client = threading.Thread(target=self._pass_on, name="recorder-client", daemon=True)
         self._client.start()
 
     def _spawn(self) -> RecorderProcess | None:
         try:
-            return RecorderProcess(self._writer, self._stage_fds, self._setup)
+            return RecorderProcess(self.writer, self._stage_fds, self._setup)
         except OSError as error:
             self.problem = f"the recorder cannot be started: {error}"
             return None
 
     def frame(self, stage: int, answer: Answer, answer_ms: float) -> None:
         """An answered frame; on its stage's thread."""
-        if self._is_full(self._answers, 0 if answer.payload is None else len(answer.payload)):
-            return
-        self._answers.append((stage, answer, answer_ms))
+        size_bytes = 0 if answer.payload is None else len(answer.payload)
+        self._queue(size_bytes, self._send_frame, stage, answer, answer_ms)
 
     def message(self, topic: str, t_ns: int, data: bytes) -> None:
-        """A message of one of the setup's topics, at its ROS time: published, or heard; takes no lock."""
-        if self._is_full(self._messages, len(data)):
+        """A message of one of the setup's topics, at its ROS time: published, or heard."""
+        self._queue(len(data), self._send_message, topic, t_ns, data)
+
+    def event(self, t_ns: int, **fields: Any) -> None:  # noqa: ANN401 - JSON
+        size_bytes = sum(len(value) for value in fields.values() if isinstance(value, str))
+        self._queue(size_bytes, self.writer.event, t_ns, fields)
+
+    def _queue(self, size_bytes: int, send: Callable[..., None], *what: Any) -> None:  # noqa: ANN401
+        """Have it passed on; what finds no room is lost and counted. Takes no lock."""
+        if len(self._waiting) >= _MOST_WAITING or self._waiting_bytes + size_bytes > _MOST_WAITING_BYTES:
+            self.writer.lost += 1
             return
-        self._messages.append((topic, t_ns, data))
-
-    def _is_full(self, queue: Sized, size_bytes: int) -> bool:
-        """Whether there is no room for so many bytes more, which are lost.
-
-        Else they count. Takes no lock.
-        """
-        if len(queue) >= _MOST_WAITING or self._waiting_bytes + size_bytes > _MOST_WAITING_BYTES:
-            self._writer.lost += 1
-            return True
         self._waiting_bytes += size_bytes
-        return False
+        self._waiting.append((send, what))
 
     def _pass_on(self) -> None:
         step_back()
@@ -266,53 +247,39 @@ class Recording:
 
     def _pass_waiting(self) -> None:
         self._waiting_bytes = 0
-        while self._messages or self._answers:
+        while self._waiting:
+            send, what = self._waiting.popleft()
             try:
-                self._pass_some()
+                send(*what)
             except Exception:  # the threads' boundary: one unforeseen thing must not end the records
                 self._pass_errors += 1
-                self._writer.lost += 1
-                what = (
-                    f"{self._pass_errors} times something could not be passed on to the recorder, the last"
-                    " time"
-                )
-                self._unpassed = self.problem = f"{what}:\n{traceback.format_exc()}"
+                self.writer.lost += 1
+                count = f"{self._pass_errors} times something could not be passed on to the recorder"
+                self._unpassed = self.problem = f"{count}, the last time:\n{traceback.format_exc()}"
 
-    def _pass_some(self) -> None:
-        while self._messages:
-            topic, message_ns, data = self._messages.popleft()
-            self._writer.message(self._index[topic], message_ns, data)
-        while self._answers:
-            stage, answer, answer_ms = self._answers.popleft()
-            t_ns = answer.frame.ros_ns(answer.published_ns)
-            known_ns = answer.published_ns + self.ros_offset_ns if t_ns is None else t_ns
-            self._writer.frame(stage, known_ns, answer, answer_ms)
+    def _send_message(self, topic: str, t_ns: int, data: bytes) -> None:
+        self.writer.message(self._index[topic], t_ns, data)
+
+    def _send_frame(self, stage: int, answer: Answer, answer_ms: float) -> None:
+        t_ns = answer.frame.ros_ns(answer.published_ns)
+        known_ns = answer.published_ns + self.ros_offset_ns if t_ns is None else t_ns
+        self.writer.frame(stage, known_ns, answer, answer_ms)
 
     @property
     def cut(self) -> int:
-        """Events whose texts were cut, as they were too large."""
-        return self._writer.cut
+        return self.writer.cut
 
     def unable(self) -> str:
-        """Why nothing can be recorded now, empty if it can; for any thread, and without waiting."""
-        process = self._process
+        """Why nothing can be recorded now, empty if it can; without waiting."""
+        process = self.process
         if process is None:
             return self.problem or "the recorder is being restarted"
-        state, silent_s = process.state, time.monotonic() - self._heard_at
+        state, silent_s = process.state, self._clock() - self._heard_at
         if state in {psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE}:
             return f"the recorder is {state}"
         if silent_s >= _SILENT_S and state != psutil.STATUS_RUNNING:
             return f"the recorder has made no progress for {silent_s:.0f} s ({state})"
         return ""
-
-    def event(self, t_ns: int, **fields: Any) -> None:  # noqa: ANN401 - JSON
-        """Anything else, with its `kind`, from any thread; it is passed on within a second."""
-        size_bytes = sum(len(value) for value in fields.values() if isinstance(value, str))
-        if len(self._waiting) >= _MOST_WAITING or self._event_bytes + size_bytes > _MOST_WAITING_BYTES:
-            self._writer.lost += 1
-            return
-        self._event_bytes += size_bytes
-        self._waiting.append((t_ns, fields))
 
     def incident(self, what: str, now_ns: int) -> str:
         """The name of an incident of now, or of the one that is being recorded.
@@ -333,38 +300,31 @@ class Recording:
         """Have an incident written, with a line for people and the stacks of node and workers."""
         with self._lock:
             self._pass_waiting()  # first what was published before
-            self._writer.event(t_ns, {"kind": "record", "name": name, "why": why, "stacks": stacks})
+            self.writer.event(t_ns, {"kind": "record", "name": name, "why": why, "stacks": stacks})
 
     def step(self) -> list[dict[str, Any]]:
-        """Once a second.
-
-        Pass on what has come, and read what the recorder reports; start another one if need be.
-        """
+        """Once a second: read what the recorder reports, and start another one if need be."""
         with self._lock:
             return self._step()
 
     def _step(self) -> list[dict[str, Any]]:
         self._pass_waiting()
-        self._event_bytes = 0
-        while self._waiting:
-            self._writer.event(*self._waiting.popleft())
-        if self._process is None:
+        process = self.process
+        if process is None:
             self._start_again()
             return []
         try:
-            heard = list(self._process.heard())
+            heard = list(process.heard())
         except (ProtocolError, ValueError) as error:
-            self._give_up(self._process, str(error))
+            self._give_up(process, str(error))
             return []
-        silent_s, state = time.monotonic() - self._heard_at, self._process.state
+        silent_s, state = self._clock() - self._heard_at, process.state
         if heard:
-            self._heard_at = time.monotonic()
+            self._heard_at = self._clock()
         elif silent_s >= _SILENT_S:
             self.problem = self.unable() or self.problem
             if silent_s >= _KILL_S.get(state, _KILL_ELSE_S):
-                self._give_up(
-                    self._process, f"the recorder made no progress for {silent_s:.0f} s ({state})"
-                )
+                self._give_up(process, f"the recorder made no progress for {silent_s:.0f} s ({state})")
         for message in heard:
             if message["kind"] == "status":
                 self.status = message
@@ -374,7 +334,7 @@ class Recording:
     def _give_up(self, process: RecorderProcess, why: str) -> None:
         self.problem = f"{why}; another one is started"
         process.kill()
-        self._process, self._killed = None, process
+        self.process, self._killed = None, process
         self._incident = ("", 0)
 
     def _start_again(self) -> None:
@@ -385,10 +345,10 @@ class Recording:
             )
             return
         self._killed = None
-        if time.monotonic() - self._tried_at >= _RESTART_S:
-            self._tried_at = self._heard_at = time.monotonic()
+        if self._clock() - self._tried_at >= _RESTART_S:
+            self._tried_at = self._heard_at = self._clock()
             self.restarts += 1
-            self._process = self._spawn()
+            self.process = self._spawn()
 
     def close(self, t_ns: int) -> str:
         """End the recorder once it has written what it has to; returns what went wrong."""
@@ -398,9 +358,9 @@ class Recording:
             self._step()
             self._tried_at = math.inf
             problem = ""
-            if self._process is not None:
-                self._writer.event(t_ns, {"kind": "end"})
-                problem = self._process.close()
-                self._process = None
-            self._writer.close()
+            if self.process is not None:
+                self.writer.event(t_ns, {"kind": "end"})
+                problem = self.process.close()
+                self.process = None
+            self.writer.close()
             return problem

@@ -22,7 +22,7 @@ from torchperf_ros.observe.runs.run_log import (
     RunLogError,
     StageLog,
 )
-from torchperf_ros.observe.telemetry.node_state import NodeState
+from torchperf_ros.observe.telemetry.node_state import NodeState, stamp_before, whole
 from torchperf_ros.stage.frame_table import FRAME, KEPT
 
 # Called with how many of how many messages or bytes have been read.
@@ -39,7 +39,6 @@ _WORDS: Final[Mapping[str, type[Outcome] | type[Fallback] | type[GuardVerdict]]]
     "fallback": Fallback,
     "check": GuardVerdict,
 }
-_FARTHEST_MS: Final = 1e9  # a stamp is further off only if it is nonsense
 _MOST_TROUBLES: Final = 20
 _MOST_REASONS: Final = 50_000
 _SAME_RESTART_NS: Final = 10_000_000_000
@@ -88,15 +87,14 @@ class RunLogBuilder:
 
         One that makes no sense is counted.
         """
-        index, outcome = (_whole(values.get(name)) for name in ("stage", "outcome"))
+        index, outcome = (whole(values.get(name)) for name in ("stage", "outcome"))
         if index < 0 or not 0 <= outcome < len(Outcome):
             self._odd += 1
             return
         known: dict[str, float | None] = {name: values.get(name) for name in _FILLED}
-        odd = [name for name, words in _WORDS.items() if _whole(known[name]) >= len(words)]
-        before_ms = values.get("total_ms", math.nan) + values.get("age_ms", math.nan)
-        stamp_ns = t_ns - round(before_ms * 1e6) if abs(before_ms) < _FARTHEST_MS else 0
-        self._add(self._by_number(index), t_ns, known | dict.fromkeys(odd) | {"stamp_ns": stamp_ns})
+        odd = [name for name, words in _WORDS.items() if whole(known[name]) >= len(words)]
+        stamped = {"stamp_ns": stamp_before(values, t_ns)}
+        self._add(self._by_number(index), t_ns, known | dict.fromkeys(odd) | stamped)
 
     def record(self, record: Mapping[str, Any]) -> None:
         """Take a line of records; kinds and fields that are not known are passed over.
@@ -142,7 +140,6 @@ class RunLogBuilder:
         self._memory.append((t_ns, values))
 
     def on_anomaly(self, t_ns: int, message: Any) -> None:  # noqa: ANN401 - diagnostic_msgs/DiagnosticArray
-        """Take a message of `/perf/anomaly`."""
         for status in message.status:
             level = status.level[0] if isinstance(status.level, bytes) else int(status.level)
             word = Level(min(level, Level.STALE)).name
@@ -151,7 +148,6 @@ class RunLogBuilder:
 
     # diagnostic_msgs/DiagnosticArray
     def on_diagnostics(self, t_ns: int, message: Any) -> None:  # noqa: ANN401
-        """Take a message of `/diagnostics`; other nodes' are passed over."""
         restarts = self.state.restarts
         self.state.on_diagnostics(message)
         if self.state.restarts > restarts:
@@ -172,7 +168,6 @@ class RunLogBuilder:
                 stage.dropped_before = now.dropped
 
     def build(self, name: str, source: Path | None, missing: tuple[str, ...] = ()) -> RunLog:
-        """The log as it stands; see `RunLog`."""
         odd = (
             [f"{self._odd:,} rows made no sense (unknown stage or outcome) and were left out"]
             if self._odd
@@ -257,11 +252,7 @@ def _cell(name: str, value: float | None) -> float:
     """A value as the column has it: NaN, 0 or -1 where it is unknown."""
     if _KINDS[name] == "f":
         return math.nan if value is None else float(value)
-    return 0 if value is None and (name in _ZERO or name not in _FILLED) else _whole(value)
-
-
-def _whole(value: float | None) -> int:
-    return UNKNOWN if value is None or not math.isfinite(value) else round(value)
+    return 0 if value is None and (name in _ZERO or name not in _FILLED) else whole(value)
 
 
 _VERSION: Final = 1

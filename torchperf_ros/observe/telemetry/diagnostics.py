@@ -20,7 +20,6 @@ LEVELS = dict.fromkeys(Health, Level.WARN) | {Health.NOMINAL: Level.OK, Health.S
 
 
 def diagnostic_bytes(statuses: Iterable[Alert], hardware_id: str, ros_now_ns: int) -> bytes:
-    """CDR of a `diagnostic_msgs/DiagnosticArray` with one status each."""
     status_class = message_class("diagnostic_msgs/msg/DiagnosticStatus")
     pair = message_class("diagnostic_msgs/msg/KeyValue")
     built = [
@@ -63,13 +62,11 @@ def _encodable(text: str) -> str:
 
 
 def stage_status(stage: Stage, health: Health, rss_bytes: Mapping[int, int]) -> Alert:
-    """Status of a stage of this health; `rss_bytes`: memory by process id."""
     values = status_values(StageLook(stage, rss_bytes, health))
     return Alert(LEVELS[health], f"perf: {stage.config.name}", _summary(stage, health), values)
 
 
 def status_values(look: StageLook) -> dict[str, str]:
-    """Every field of a stage as text, see `FIELDS`."""
     return {
         key: f"{value:.3f}" if isinstance(value, float) else str(value)
         for field in FIELDS
@@ -78,7 +75,6 @@ def status_values(look: StageLook) -> dict[str, str]:
 
 
 def _summary(stage: Stage, health: Health) -> str:
-    """One line that says why the stage is in this state."""
     if health is Health.STARTING:
         return f"STARTING: {stage.pool.progress}"
     if health is Health.SAFE_STOP:

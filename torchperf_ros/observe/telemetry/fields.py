@@ -7,10 +7,11 @@ renderers are `diagnostics.py` and `metrics.py`; `node_state.py` reads what the 
 import functools
 import os
 import platform
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from torchperf_ros import __version__
 from torchperf_ros.api.clock import monotonic_ns
@@ -27,10 +28,10 @@ from torchperf_ros.stage.stage import Stage
 Values = Mapping[str, str]
 
 HISTOGRAM: Final = "histogram"
+WORDS: Final = "words"
 _PACKAGE_DIGITS: Final = 12
 _CUDA_KINDS: Final = ("allocated", "reserved", "free", "total")
 _version = functools.cache(version_of)  # it reads files
-_Key = TypeVar("_Key", str, tuple[str, ...])
 
 
 class StageLook:
@@ -69,8 +70,6 @@ class StageLook:
 
 
 class NodeLook:
-    """The node at one moment, as the fields read it."""
-
     def __init__(self, config: NodeConfig, use: MemoryUse, lane: Values, refused: int) -> None:
         """Take memory in use, the values of the emergency lane's status, and how many scrapes were refused."""
         self.use, self.lane, self.refused = use, lane, refused
@@ -90,8 +89,8 @@ class Field:
         name: as Prometheus queries it, counters with `_total`; "" where it has none.
         text: what it means, in one line.
         labels: in Prometheus beside the stage; each has few values, known when the node is configured.
-        unit: of what `read` gives: `ms` and `bytes` become seconds and bytes in Prometheus, ms and MiB on
-            `/diagnostics`; a `histogram` is in seconds.
+        unit: of what `read` gives: `ms` becomes seconds in Prometheus, a `histogram` is in seconds; `words` are
+            no number, or not always.
     """
 
     key: str | Mapping[str, str]
@@ -103,7 +102,6 @@ class Field:
 
     @property
     def kind(self) -> str:
-        """Of the metric: counter, gauge or histogram."""
         return (
             HISTOGRAM if self.unit == HISTOGRAM else "counter" if self.name.endswith("_total") else "gauge"
         )
@@ -116,7 +114,6 @@ class Field:
         return {(label,) if isinstance(label, str) else label: value for label, value in found.items()}
 
     def keys(self, look: StageLook) -> dict[str, Any]:
-        """Its values by their keys on `/diagnostics`."""
         key = self.key
         if not key:
             return {}
@@ -187,13 +184,15 @@ def kept_down(stage: Stage) -> str:
 
 
 def _workers(look: StageLook) -> dict[tuple[str, str], Any]:
-    found: dict[tuple[str, str], Any] = {}
-    for number, worker in enumerate(look.pool.workers):
-        rss = None if worker is None else look.rss_by_pid.get(worker.pid)
-        of: dict[str, Any] = {"pid": "" if worker is None else worker.pid, "state": look.pool.state(number)}
-        of["rss_mib"] = "" if rss is None else rss / (1 << 20)
-        found |= {(str(number), name): value for name, value in of.items()}
-    return found
+    pids = {number: "" if one is None else one.pid for number, one in enumerate(look.pool.workers)}
+    states = {number: look.pool.state(number) for number in pids}
+    found: dict[str, dict[int, Any]] = {"pid": pids, "state": states}
+    return {(str(number), name): values[number] for number in pids for name, values in found.items()}
+
+
+def _workers_mib(look: StageLook) -> dict[str, Any]:
+    sizes = [None if one is None else look.rss_by_pid.get(one.pid) for one in look.pool.workers]
+    return {str(number): "" if size is None else size / (1 << 20) for number, size in enumerate(sizes)}
 
 
 def _resident(look: StageLook) -> dict[str, int]:
@@ -266,31 +265,33 @@ _F = Field
 # Of a stage.
 FIELDS: Final = (
     # state, in words
-    _F("health", _get("health.name")),
-    _F("progress", _get("pool.progress")),
-    _F("tier", _get("tier")),
-    _F("tiers", lambda s: ",".join(s.config.tiers)),
-    _F("scene", lambda s: s.scene(s.stage.scenes.active)),
-    _F("scene_wanted", lambda s: s.scene(s.stage.scenes.wanted)),
-    _F("scenes", lambda s: ",".join(scene.name for scene in s.config.scenes)),
-    _F("scenes_ready", lambda s: ",".join(s.scene(number) for number in sorted(s.stage.scenes.ready))),
-    _F("scene_unknown", _get("stage.scenes.unknown")),
-    _F("actions", lambda s: s.stage.actions.words(monotonic_ns())),
+    _F("health", _get("health.name"), unit=WORDS),
+    _F("progress", _get("pool.progress"), unit=WORDS),
+    _F("tier", _get("tier"), unit=WORDS),
+    _F("stream", lambda s: {"": s.config.stream} if s.config.stream else {}, unit=WORDS),
+    _F("batch", lambda s: {"": s.stage.batch_words} if s.config.stream else {}, unit=WORDS),
+    _F("tiers", lambda s: ",".join(s.config.tiers), unit=WORDS),
+    _F("scene", lambda s: s.scene(s.stage.scenes.active), unit=WORDS),
+    _F("scene_wanted", lambda s: s.scene(s.stage.scenes.wanted), unit=WORDS),
+    _F("scenes", lambda s: ",".join(scene.name for scene in s.config.scenes), unit=WORDS),
+    _F("scenes_ready", lambda s: ",".join(s.scene(number) for number in sorted(s.stage.scenes.ready)), unit=WORDS),
+    _F("scene_unknown", _get("stage.scenes.unknown"), unit=WORDS),
+    _F("actions", lambda s: s.stage.actions.words(monotonic_ns()), unit=WORDS),
     _F("actions_taken", _get("stage.actions.taken")),
-    _F("output", _get("config.output")),
-    _F("ladder", lambda s: kept_down(s.stage)),
-    _F("hedging", lambda s: s.stage.hedge_rule.words if s.config.backup == "standby" else ""),
+    _F("output", _get("config.output"), unit=WORDS),
+    _F("ladder", lambda s: kept_down(s.stage), unit=WORDS),
+    _F("hedging", lambda s: s.stage.hedge_rule.words if s.config.backup == "standby" else "", unit=WORDS),
     _F("hedges", _get("stage.hedge_rule.hedges")),
     _F("hedges_lost", _get("stage.hedge_rule.lost_hedges")),
     _F("retrials", _get("stage.hedge_rule.retrials")),
     _F("retrials_slow", _get("stage.hedge_rule.slow_retrials")),
-    _F("engine", lambda s: s.tiers[s.tier]["engine"] if s.tiers else s.config.engine),
-    _F("device", lambda s: s.pool.description.device if s.pool.description else ""),
-    _F("compiling", _get("pool.rolling_update.compiling")),
+    _F("engine", lambda s: s.tiers[s.tier]["engine"] if s.tiers else s.config.engine, unit=WORDS),
+    _F("device", lambda s: s.pool.description.device if s.pool.description else "", unit=WORDS),
+    _F("compiling", _get("pool.rolling_update.compiling"), unit=WORDS),
     # frames
     _F("frames", _get("counters.frames"), "torchperf_frames_total", "Frames received"),
     _F("answered", _get("counters.answered")),
-    _F("{}", _of_words(Outcome, "counters.outcomes"), "torchperf_answers_total",
+    _F({one.word: one.word for one in Outcome}, _of_words(Outcome, "counters.outcomes"), "torchperf_answers_total",
        "Frames answered, unanswered ones included", ("outcome",)),
     _F("unanswered", _get("counters.unanswered"), "torchperf_unanswered_total",
        "Frames for which there was nothing to publish"),
@@ -301,7 +302,7 @@ FIELDS: Final = (
        ("verdict",)),
     _F("check_shadow_refusals", _get("counters.shadow_refusals"), "torchperf_guard_shadow_refusals_total",
        "Outputs that a check in shadow would have refused"),
-    _F("last_check", _get("counters.last_check")),
+    _F("last_check", _get("counters.last_check"), unit=WORDS),
     _F("guard_{}", lambda s: dict(s.stage.guard.refused) if s.stage.guard else {}),
     _F("miss_ratio", lambda s: s.counters.miss_ratio(s.stage.mailbox.superseded)),
     _F("dropped", _get("stage.mailbox.superseded")),
@@ -318,14 +319,15 @@ FIELDS: Final = (
        "Distance of its last 128 messages that fitted from the stamp wanted", ("input", "statistic"),
        "ms"),
     _F("input_{}_unstamped", _by_input("unstamped")),
-    _F("input_{}_why", _by_input("why_missing")),
+    _F("input_{}_why", _by_input("why_missing"), unit=WORDS),
     _F("missed_deadline", _get("counters.missed_deadline"), "torchperf_missed_deadlines_total",
        "Answers that left after their deadline"),
     _F("stale", _get("counters.stale"), "torchperf_stale_total",
        "Frames whose deadline had passed when their turn came"),
     _F("{}_stamps", lambda s: {why: getattr(s.counters, f"{why}_stamps") for why in _STAMPS},
        "torchperf_odd_stamps_total", "Stamps that cannot be right", ("why",)),
-    _F("{}s", lambda s: {why: getattr(s.counters, f"{why}s") for why in _BESIDE},
+    _F("batched", lambda s: {"": s.counters.batched} if s.config.stream else {}),
+    _F({why: f"{why}s" for why in _BESIDE}, lambda s: {why: getattr(s.counters, f"{why}s") for why in _BESIDE},
        "torchperf_side_runs_total", "Runs beside a frame's own", ("why",)),
     _F("late_results", _get("counters.late_results"), "torchperf_late_results_total",
        "Results that came after their frame was answered"),
@@ -345,10 +347,10 @@ FIELDS: Final = (
        "Receipt to publish in the window", ("statistic",), "ms"),
     _F("run_{}_ms", _quantiles("reading.latency.run")),
     _F("active_{}_ms", _quantiles("reading.latency.active")),
-    _F("tier_{}_{}", _spans_of_tiers(lambda spans: spans.window)),
+    _F("tier_{}_{}", _spans_of_tiers(lambda spans: spans.window), unit=WORDS),
     _F("tier_{}_run_{}", _spans_of_tiers(lambda spans: spans.run)),
     _F("tier_{}_active_{}", _spans_of_tiers(lambda spans: spans.active)),
-    _F("tier_{}_{}", _spans_of_tiers(lambda spans: {"window_miss_ratio": spans.miss_ratio})),
+    _F("tier_{}_{}", _spans_of_tiers(lambda spans: {"window_miss_ratio": spans.miss_ratio}), unit=WORDS),
     _F("lateness_{}_ms", _quantiles("reading.lateness")),
     _F("age_{}_ms", _quantiles("reading.age"), "torchperf_window_age_seconds",
        "Stamp to receipt in the window", ("statistic",), "ms"),
@@ -383,7 +385,7 @@ FIELDS: Final = (
     _F("restarts", _get("pool.restarts"), "torchperf_worker_restarts_total", "Workers replaced"),
     _F("unended", _get("pool.unended"), "torchperf_workers_unended_total",
        "Workers' processes that SIGKILL did not end in time"),
-    _F("unended_pids", lambda s: ", ".join(map(str, s.pool.unended_pids))),
+    _F("unended_pids", lambda s: ", ".join(map(str, s.pool.unended_pids)), unit=WORDS),
     # versions
     _F("", _versions, "torchperf_version_info", "1 for the version that serves, and for the one beside it",
        ("version", "role")),
@@ -404,8 +406,8 @@ FIELDS: Final = (
        "torchperf_out_of_memory_total", "Frames without enough memory"),
     # tiers
     _F("tier_{}_predicted_ms", lambda s: {tier: one.ms for tier, one in _forecasts(s).items()}),
-    _F("tier_{}_predicted_from", lambda s: {tier: one.source for tier, one in _forecasts(s).items()}),
-    _F("tier_{}_{}", _facts),
+    _F("tier_{}_predicted_from", lambda s: {tier: one.source for tier, one in _forecasts(s).items()}, unit=WORDS),
+    _F("tier_{}_{}", _facts, unit=WORDS),
     _F("", _engines, "torchperf_tier_engine", "1 for what runs the tier", ("tier", "engine", "package")),
     _F("tier_{}_graphs", _by_tier("graphs"), "torchperf_tier_graphs",
        "Graphs that the tier was compiled into", ("tier",)),
@@ -426,9 +428,10 @@ FIELDS: Final = (
     _F("tier_{}_misses", _by_tier("misses"), "torchperf_tier_shape_misses_total",
        "Frames of another shape, answered in eager", ("tier",)),
     # workers, and what went wrong last
-    _F("worker_{}_{}", _workers),
-    _F("last_reason", _get("counters.last_reason")),
-    _F("last_error", _get("pool.last_error")),
+    _F("worker_{}_{}", _workers, unit=WORDS),
+    _F("worker_{}_rss_mib", _workers_mib),
+    _F("last_reason", _get("counters.last_reason"), unit=WORDS),
+    _F("last_error", _get("pool.last_error"), unit=WORDS),
 )  # fmt: skip
 
 # Of the node, for Prometheus; beside `process_*` of its process, which `prometheus_client` names.
@@ -456,3 +459,27 @@ NODE_FIELDS: Final = (
 
 # Those that Prometheus gets.
 METRICS: Final = (*(field for field in FIELDS if field.name), *NODE_FIELDS)
+
+_NUMBERS: Final = re.compile(
+    "|".join(
+        re.escape(key).replace(r"\{\}", ".+")
+        for field in FIELDS
+        if field.key and field.unit != WORDS
+        for key in ([field.key] if isinstance(field.key, str) else field.key.values())
+    )
+)
+
+
+def typed(values: Values) -> dict[str, Any]:
+    """A status of a stage as its fields' types: numbers as floats, all else as text.
+
+    What stands for no number, or is of no field, as of another version of the node, stays text.
+    """
+    return {key: _number(text) if _NUMBERS.fullmatch(key) else text for key, text in values.items()}
+
+
+def _number(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text

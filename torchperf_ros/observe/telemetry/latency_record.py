@@ -26,7 +26,6 @@ class LabelledArray:
     """
 
     def __init__(self, labels: Sequence[str]) -> None:
-        """Lay the message out once: one dimension of size 1 per label."""
         dimension = message_class("std_msgs/msg/MultiArrayDimension")
         layout = message_class("std_msgs/msg/MultiArrayLayout")
         dims = [dimension(label=label, size=1, stride=1) for label in labels]
@@ -36,27 +35,32 @@ class LabelledArray:
         self.prefix = bytes(encode(message, _TYPE))[: -numbers.size]  # the bytes before the numbers
 
     def encode(self, values: Sequence[float]) -> bytes:
-        """CDR bytes with these values, one per label."""
         return self.prefix + self.pack(*values)
 
 
-LABELS = ("stage", *(name for name, _ in WIRE))
+LABELS = ("stage", *(name for name, _ in WIRE), "stream")
 
 
 class LatencyRecord:
-    """Encodes answers of one stage, the one at `stage_index` of the parameter `stages`."""
+    """Encodes answers of one stage, or of one stream of it.
 
-    def __init__(self, stage_index: int) -> None:
+    Attributes:
+        stage_index: its place in the order in which `/diagnostics` names stages and streams.
+    """
+
+    def __init__(self, stage_index: int, stream: int | None = None) -> None:
+        """`stream` is its number among those of its stage, None where that has none."""
         self.stage_index = stage_index
+        self._stream = math.nan if stream is None else float(stream)
         array = LabelledArray(LABELS)
         self._prefix, self._pack = array.prefix, array.pack  # a call less for each frame
 
     def encode(self, answer: Answer) -> bytes:
         """CDR bytes of the row; NaN where unknown, where no fallback was needed, or without a guard."""
-        return self._prefix + self._pack(self.stage_index, *wire_row(answer, math.nan))
+        return self._prefix + self._pack(self.stage_index, *wire_row(answer, math.nan), self._stream)
 
     def of_row(self, row: np.void) -> bytes:
         """The same bytes of a row of `KEPT`, which has -1 for what is unknown."""
         values = dict(zip(row.dtype.names or (), row.item(), strict=True))
         known = (math.nan if name in NULLABLE and values[name] < 0 else values[name] for name, _ in WIRE)
-        return self._prefix + self._pack(self.stage_index, *known)
+        return self._prefix + self._pack(self.stage_index, *known, self._stream)

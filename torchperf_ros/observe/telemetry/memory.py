@@ -135,7 +135,7 @@ def sample_memory(stages: Iterable[Stage], proportional: ProportionalMemory | No
                 by_workers[key] = by_workers.get(key, 0) + value
     rss = {worker.pid: rss for worker in workers if (rss := _own_rss_bytes(worker.pid)) is not None}
     pss = proportional.sample([os.getpid(), *rss], time.monotonic()) if proportional is not None else {}
-    shared = sum(stage.pool.ring.used_bytes for stage in stages)
+    shared = sum(stage.ring.used_bytes for stage in stages)
     return MemoryUse(_own_rss_bytes(os.getpid()) or 0, rss, by_workers, shared, pss)
 
 

@@ -41,10 +41,12 @@ def family_of(field: Field, looks: Mapping[str, StageLook] | NodeLook) -> Metric
     if isinstance(looks, NodeLook):
         labels, found = field.labels, field.by_label(looks)
     else:
-        labels = ("stage", *field.labels)
+        # A stage without streams has no such label, where others have some: Prometheus takes "" for none.
+        has_streams = any(look.config.stream for look in looks.values())
+        labels = ("stage", *("stream",) * has_streams, *field.labels)
         found = {
-            (name, *words): value
-            for name, look in looks.items()
+            (look.config.stage, *(look.config.stream,) * has_streams, *words): value
+            for look in looks.values()
             for words, value in field.by_label(look).items()
         }
     family = _FAMILIES[field.kind](field.name.removesuffix("_total"), field.text, labels=labels)
@@ -69,7 +71,6 @@ class StageCollector(Collector):
         lane: Callable[[], Values] = dict,
         refused: Callable[[], int] = int,
     ) -> None:
-        """Take the node's stages, what asks for the values of its emergency lane's status, and for refused scrapes."""
         self._config, self._refused = config, refused
         self._lane = lane
         self._stages = stages
@@ -97,7 +98,7 @@ _SCRAPE_TIMEOUT_S: Final = 10.0  # Prometheus's own for the whole scrape
 
 
 class _ScrapeHandler(WSGIRequestHandler):
-    """Answers one client, who has to ask and to take the answer without long pauses."""
+    """Answers one client, which has to ask and to take the answer without long pauses."""
 
     timeout = _SCRAPE_TIMEOUT_S
 
@@ -165,8 +166,6 @@ class _ScrapeServer6(_ScrapeServer):
 
 
 class MetricsExporter:
-    """An HTTP server that answers `/metrics`."""
-
     def __init__(
         self, config: NodeConfig, stages: Iterable[Stage], lane: Callable[[], Values] = dict
     ) -> None:
@@ -176,16 +175,15 @@ class MetricsExporter:
             OSError: the port is taken or not allowed, or the address is none of this machine's.
         """
         registry = CollectorRegistry()
-        registry.register(StageCollector(config, list(stages), lane, lambda: self._server.refused))
+        registry.register(StageCollector(config, list(stages), lane, lambda: self.server.refused))
         ProcessCollector(registry=registry)
         kind = _ScrapeServer6 if ":" in config.metrics_address else _ScrapeServer
-        self._server = kind((config.metrics_address, config.metrics_port), _ScrapeHandler)
-        self._server.set_app(make_wsgi_app(registry))
-        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
+        self.server = kind((config.metrics_address, config.metrics_port), _ScrapeHandler)
+        self.server.set_app(make_wsgi_app(registry))
+        self._thread = threading.Thread(target=self.server.serve_forever, name="metrics", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Stop serving and free the port."""
-        self._server.shutdown()
-        self._server.server_close()
+        self.server.shutdown()
+        self.server.server_close()
         self._thread.join()

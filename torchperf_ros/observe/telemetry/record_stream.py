@@ -63,7 +63,6 @@ _CUT_TO: Final = (_MAX_EVENT, 16_384, 2_048, 64)
 
 
 def sent_row(answer: Answer, t_ns: int, answer_ms: float) -> bytes:
-    """A frame as bytes of `SENT`."""
     return _ROW.pack(
         *frame_row(answer, t_ns, answer_ms),
         answer.frame.received_ns,
@@ -88,7 +87,6 @@ class FrameRecord:
         inputs: the messages that it was computed from, the trigger as a view on the stage's ring; empty
             where they were overwritten, or never handed over.
         ring: where the trigger is, at the row's offset.
-        received_ns: monotonic time of its receipt.
     """
 
     t_ns: int
@@ -99,10 +97,10 @@ class FrameRecord:
     inputs: list[InputBytes] = field(default_factory=list)
     ring: FrameReader | None = None
 
-    received_ns: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.received_ns = int(self.row["received_ns"])
+    @property
+    def received_ns(self) -> int:
+        """Monotonic time of its receipt."""
+        return int(self.row["received_ns"])
 
     @property
     def published_ns(self) -> int:
@@ -132,15 +130,19 @@ class EventRecord:
     fields: dict[str, Any]
 
 
+StreamRecord = FrameRecord | MessageRecord | EventRecord
+
+
 class StreamWriter:
     """One sender, for one thread at a time. Never waits; while it is not connected it does nothing.
 
     Attributes:
+        lost: packets that found no room, of which the recorder does not know yet.
         cut: events that were too large for a packet, and had their texts cut.
     """
 
     def __init__(self, ring_bytes: int) -> None:
-        self.lost = self.cut = 0  # packets that found no room, of which the recorder does not know yet
+        self.lost = self.cut = 0
         self._socket: socket.socket | None = None
         self.ring = FrameRing(ring_bytes)
 
@@ -154,20 +156,12 @@ class StreamWriter:
             own.close()
 
     def frame(self, stage: int, t_ns: int, answer: Answer, answer_ms: float) -> None:
-        if self._socket is None:
-            return
-        inline, offset, length = answer.payload or b"", 0, 0
-        if len(inline) > _MAX_INLINE:
-            inline, offset, length = self._put(inline)
-        head = _HEAD.pack(VERSION, _FRAME_KIND, stage, self.lost, t_ns, offset, length, len(inline))
         reason = answer.reason[:_MAX_REASON].encode(errors="replace")[:_MAX_REASON]
-        self._send(head + sent_row(answer, t_ns, answer_ms) + inline + reason)
+        row = sent_row(answer, t_ns, answer_ms)
+        self._send(_FRAME_KIND, stage, t_ns, row, answer.payload or b"", reason)
 
     def message(self, topic: int, t_ns: int, data: bytes) -> None:
-        inline, offset, length = (data, 0, 0) if len(data) <= _MAX_INLINE else self._put(data)
-        self._send(
-            _HEAD.pack(VERSION, _MESSAGE_KIND, topic, self.lost, t_ns, offset, length, len(inline)) + inline
-        )
+        self._send(_MESSAGE_KIND, topic, t_ns, b"", data)
 
     def event(self, t_ns: int, fields: dict[str, Any]) -> None:
         """Send anything else, as JSON.
@@ -176,22 +170,25 @@ class StreamWriter:
         """
         data, was_cut = event_bytes(fields)
         self.cut += was_cut
-        self._send(_HEAD.pack(VERSION, _EVENT_KIND, 0, self.lost, t_ns, 0, 0, 0) + data)
+        self._send(_EVENT_KIND, 0, t_ns, data)
 
-    def _put(self, payload: bytes) -> tuple[bytes, int, int]:
-        """What remains to be sent of a payload that goes through the ring: nothing, and where it is."""
-        try:
-            return b"", *self.ring.write(0, [InputBytes(0, 0, 0.0, payload)])
-        except ValueError:  # larger than any output may be
-            self.lost += 1
-            return b"", 0, 0
-
-    def _send(self, packet: bytes) -> None:
+    def _send(
+        self, kind: int, index: int, t_ns: int, fixed: bytes, payload: bytes = b"", tail: bytes = b""
+    ) -> None:
+        """Send a packet; a large payload goes through the ring, and the packet says where it is."""
         own = self._socket
         if own is None:
             return
+        offset = length = 0
+        if len(payload) > _MAX_INLINE:
+            try:
+                offset, length = self.ring.write(0, [InputBytes(0, 0, 0.0, payload)])
+            except ValueError:  # larger than any output may be
+                self.lost += 1
+            payload = b""
+        head = _HEAD.pack(VERSION, kind, index, self.lost, t_ns, offset, length, len(payload))
         try:
-            own.send(packet)
+            own.send(head + fixed + payload + tail)
         except OSError:  # full, or the recorder is gone, or just disconnected by another thread
             self.lost += 1
         else:
@@ -231,13 +228,12 @@ class StreamReader:
     """
 
     def __init__(self, own: socket.socket, ring_fd: int, stage_fds: list[int]) -> None:
-        """Take the socket, the node's ring, and the rings of the stages, in their order."""
         self.socket = own
         self.lost = self.overwritten = 0  # packets that the sender could not send
         self._payloads = FrameReader(ring_fd)
         self._stages = [FrameReader(descriptor) for descriptor in stage_fds]
 
-    def read(self) -> FrameRecord | MessageRecord | EventRecord | None:
+    def read(self) -> StreamRecord | None:
         """The next record, None at the end of the stream.
 
         Raises:
@@ -256,17 +252,16 @@ class StreamReader:
         if kind == _EVENT_KIND:
             return EventRecord(t_ns, json.loads(data[_HEAD.size :]))
         begin = _HEAD.size if kind == _MESSAGE_KIND else _BODY
-        payload: bytes | None = data[begin : begin + inline]
+        payload = data[begin : begin + inline]
         if length:
             items = self._items(self._payloads, offset, length, 0, copied=0)
-            payload = bytes(items[0].data) if items else None
+            payload = bytes(items[0].data) if items else b""
         if kind == _MESSAGE_KIND:
-            return MessageRecord(t_ns, index, payload or b"")
+            return MessageRecord(t_ns, index, payload)
         (row,) = np.frombuffer(data, SENT, 1, _HEAD.size)
-        place, reason = (int(row[name]) for name in ("offset", "length", "seq")), data[begin + inline :]
-        ring = self._stages[index]
-        inputs = self._items(ring, *place)
-        return FrameRecord(t_ns, index, row, payload or None, reason.decode(errors="replace"), inputs, ring)
+        ring, reason = self._stages[index], data[begin + inline :].decode(errors="replace")
+        inputs = self._items(ring, int(row["offset"]), int(row["length"]), int(row["seq"]))
+        return FrameRecord(t_ns, index, row, payload or None, reason, inputs, ring)
 
     def _items(
         self, ring: FrameReader, offset: int, length: int, seq: int, *, copied: int = 1

@@ -22,19 +22,16 @@ from torchperf_ros.observe.telemetry.node_state import (
     NodeState,
     SeenFrame,
     StageState,
-    number_of,
 )
 
 HEAD_ROWS: Final = 2
-_LEAST_STAGE_ROWS: Final = 3
-_MOST_STAGE_ROWS: Final = 15
+_LEAST_STAGE_ROWS, _MOST_STAGE_ROWS = 3, 15
 _STRIP_FROM_ROWS: Final = 5  # in fewer, numbers say more
 _MOST_BARS: Final = 6
 _FRAME_ROWS: Final = 2
-_LEAST_EVENTS: Final = 2
+_LEAST_EVENTS, _MOST_EVENT_ROWS = 2, 4
 _SMALL: Final = 20  # rows for stages and events, above which both grow
-_MOST_EVENT_ROWS: Final = 4
-_SPARK_CELLS: Final = 12
+_LEAST_CELLS: Final = 12  # of a bar, and those of the line of memory
 _STEADY_MIB_PER_MIN: Final = 1.0
 _WIDE: Final = 100
 _BARS: Final = " ▁▂▃▄▅▆▇█"
@@ -92,8 +89,11 @@ def node_picture(
     head = (title, _numbers(node, width))
     if not node.stages:
         rows = height - HEAD_ROWS - _FRAME_ROWS
-        lines = [Text(line, "grey62", no_wrap=True, overflow="ellipsis") for line in waits[: max(rows, 1)]]
-        lines[:1] = [Text(line.plain, "bold", no_wrap=True, overflow="ellipsis") for line in lines[:1]]
+        styles = ["bold", *["grey62"] * len(waits)]
+        lines = [
+            Text(line, style, no_wrap=True, overflow="ellipsis")
+            for line, style in zip(waits[: max(rows, 1)], styles, strict=False)
+        ]
         return Group(*head, _panel(lines, rows, "steel_blue1", note))
     stages = list(node.stages.values())
     room = height - HEAD_ROWS - _FRAME_ROWS
@@ -134,7 +134,6 @@ def ends(left: Text, right: Text, width: int) -> Table:
 
 
 def node_title(node: NodeState, width: int) -> Table:
-    """The node's name and health, and whether it is heard at all."""
     left = Text.assemble((" torchperf top ", "bold black on green3"), (f" {node.name} ", "bold"))
     if not node.heard:
         left.append("● WAITING", "bold steel_blue1")
@@ -226,36 +225,32 @@ def _panel(
 def _numbers(node: NodeState, width: int) -> Table:
     left, right = Text(" "), Text()
     if recent := [value for value in node.end_to_end_ms if math.isfinite(value)]:
-        for word, share in (("end to end p50 ", 50), (" p99 ", 99)):
-            left.append(word, "grey62").append(f"{np.percentile(recent, share):.1f}", "bold")
-        left.append(" ms", "grey62")
+        p50, p99 = np.percentile(recent, (50, 99))
+        _fact(_fact(left, "end to end p50", f"{p50:.1f} "), "p99", f"{p99:.1f}").append(" ms", "grey62")
     if node.memory:
-        right.append("workers ", "grey62").append(f"{node.memory[-1][1]:,.0f} MiB ", "bold")
-        right.append(_spark([mib for _, mib in node.memory]), "deep_sky_blue1")
+        used = [mib for _, mib in node.memory]
+        _fact(right, "workers", f"{used[-1]:,.0f} MiB ").append(_spark(used), "deep_sky_blue1")
         if math.isfinite(trend := node.memory_trend):
-            right.append(
-                f" {trend:+.1f} MiB/min ", "grey62" if abs(trend) < _STEADY_MIB_PER_MIN else "gold1"
-            )
-    for label, word in (
-        ("node_rss_mib", "node"),
-        ("cuda_allocated_mib", "cuda"),
-        ("cuda_free_mib", "free"),
-    ):
-        if math.isfinite(mib := node.memory_parts.get(label, math.nan)) and (
-            width >= _WIDE or label[0] == "c"
-        ):
-            right.append(f" {word} ", "grey62").append(f"{mib:,.0f} ", "bold")
+            colour = "grey62" if abs(trend) < _STEADY_MIB_PER_MIN else "gold1"
+            right.append(f" {trend:+.1f} MiB/min ", colour)
+    parts = {"node_rss_mib": "node", "cuda_allocated_mib": "cuda", "cuda_free_mib": "free"}
+    for label, word in parts.items():
+        mib = node.memory_parts.get(label, math.nan)
+        if math.isfinite(mib) and (width >= _WIDE or word != "node"):
+            _fact(right, f" {word}", f"{mib:,.0f} ")
     return ends(left, right, width)
 
 
+def _fact(row: Text, name: str, value: str, style: str = "bold") -> Text:
+    return row.append(f"{name} ", "grey62").append(value, style)
+
+
 def _spark(values: list[float]) -> str:
-    cells = min(_SPARK_CELLS, len(values))
-    parts = [
-        values[len(values) * cell // cells : len(values) * (cell + 1) // cells] for cell in range(cells)
-    ]
-    low, span = min(values), max(values) - min(values)
-    steps = len(_BARS) - 2
-    return "".join(_BARS[1 + round((max(part) - low) / span * steps) if span > 0 else 1] for part in parts)
+    cells, low, span = min(_LEAST_CELLS, len(values)), min(values), max(values) - min(values)
+    highest = [max(part) for part in np.array_split(values, cells)]
+    return "".join(
+        _BARS[1 + round((one - low) / span * (len(_BARS) - 2)) if span else 1] for one in highest
+    )
 
 
 def _stage_panel(stage: StageState, width: int, rows: int, *, explained: bool) -> Panel:
@@ -271,7 +266,7 @@ def _stage_panel(stage: StageState, width: int, rows: int, *, explained: bool) -
     )
     below = Text(" a column is a frame, full height its budget ─" if explained else "", "grey42")
     if engine := stage.values.get("engine"):
-        below.append(" engine ", "grey62").append(engine, "bold")
+        _fact(below, " engine", engine)
     if compiling := stage.values.get("compiling"):
         below.append(f", {compiling}", "steel_blue1")
     if math.isfinite(stage.rate_hz):
@@ -288,7 +283,7 @@ def _why(stage: StageState) -> str:
 
 
 def _stage_line(stage: StageState) -> str:
-    p50, p99, budget = (short(stage.values.get(key)) for key in ("p50_ms", "p99_ms", "budget_ms"))
+    p50, p99, budget = (short(stage.number(key)) for key in ("p50_ms", "p99_ms", "budget_ms"))
     state = ": ".join(filter(None, [stage.health or DASH, _why(stage)]))
     return f"{stage.name} {state} p50 {p50} p99 {p99} of {budget} ms, {_on_time(stage)} on time"
 
@@ -318,37 +313,28 @@ def _last_error(stage: StageState) -> list[Text]:
 
 def _latency(stage: StageState, width: int) -> Text:
     row = Text()
-    for key, unit in (("p50_ms", ""), ("p95_ms", ""), ("p99_ms", ""), ("max_ms", ""), ("budget_ms", " ms")):
-        row.append(f"{key.removesuffix('_ms')} ", "grey62").append(
-            f"{short(stage.values.get(key)):>5}{unit}  ", "bold"
-        )
+    for name in ("p50", "p95", "p99", "max", "budget"):
+        _fact(row, name, f"{short(stage.number(f'{name}_ms')):>5}{' ms' * (name == 'budget')}  ")
     p50, p99, budget = map(stage.number, ("p50_ms", "p99_ms", "budget_ms"))
     cells = width - row.cell_len - 1
-    # no room
-    if cells < 10 or not all(math.isfinite(x) for x in (p50, p99, budget)) or budget <= 0:  # noqa: PLR2004
+    if cells < _LEAST_CELLS or not math.isfinite(p50 + p99) or not 0 < budget < math.inf:
         return row
     to_p50, to_p99 = (min(round(cells * value / budget), cells) for value in (p50, p99))
     row.append("━" * to_p50, "green3").append("━" * max(to_p99 - to_p50, 0), "gold1")
-    row.append("╌" * (cells - max(to_p99, to_p50)), "grey35").append("┃", "bold")
-    return row
+    return row.append("╌" * (cells - max(to_p99, to_p50)), "grey35").append("┃", "bold")
 
 
 def _steps(stage: StageState, width: int) -> list[Text]:
-    steps = stage.steps_ms
-    if not steps:
-        return []
-    row = Text(" ").join(
-        Text.assemble((f"{name} ", "grey62"), (f"{ms:.1f}", f"bold {colour}"))
-        for (name, ms), colour in zip(steps.items(), _STEP_COLOURS, strict=True)
-    )
-    cells, whole_ms, at = width - row.cell_len - len(" ms "), sum(steps.values()), 0.0
-    if cells < _SPARK_CELLS or whole_ms <= 0:
-        return [row]
-    row.append(" ms ", "grey62")
-    for ms, colour in zip(steps.values(), _STEP_COLOURS, strict=True):
-        row.append("━" * (round((at + ms) / whole_ms * cells) - round(at / whole_ms * cells)), colour)
-        at += ms
-    return [row]
+    row, steps = Text(), list(zip(stage.steps_ms.items(), _STEP_COLOURS, strict=False))
+    for (name, ms), colour in steps:
+        _fact(row, name, f"{ms:.1f} ", f"bold {colour}")
+    cells, whole_ms, at_ms = width - row.cell_len - len("ms "), sum(stage.steps_ms.values()), 0.0
+    if cells >= _LEAST_CELLS and whole_ms > 0:
+        row.append("ms ", "grey62")
+        for (_, ms), colour in steps:
+            begin, at_ms = round(at_ms / whole_ms * cells), at_ms + ms
+            row.append("━" * (round(at_ms / whole_ms * cells) - begin), colour)
+    return [row] if steps else []
 
 
 def _strip(stage: StageState, width: int, bars: int) -> list[Text]:
@@ -369,10 +355,7 @@ def _strip(stage: StageState, width: int, bars: int) -> list[Text]:
 
 
 def _eighths(record: SeenFrame, most: int) -> int:
-    """Height of a frame's bar in eighths of a row, never none.
-
-    The top is its deadline, the bottom a budget before.
-    """
+    """Height of a frame's bar in eighths of a row, never none: the top is its deadline, the bottom a budget before."""
     late_ms = (
         record.lateness_ms if math.isfinite(record.lateness_ms) else record.total_ms - record.budget_ms
     )
@@ -381,16 +364,16 @@ def _eighths(record: SeenFrame, most: int) -> int:
 
 
 def _counters(stage: StageState) -> Text:
-    some = {
-        f"{letter} {one.word.replace('_', ' ')}": stage.count(one.word) for one, letter in _LETTERS.items()
-    }
-    answered = {"answered": stage.count("answered")} | _known({"unanswered": stage.unanswered})
-    missing = [key for key in stage.values if key.startswith("input_") and key.endswith("_missing")]
-    some |= {
-        f"without {key.removeprefix('input_').removesuffix('_missing')}": stage.count(key)
-        for key in missing
-    }
+    some = {f"{letter} {_plain(one)}": stage.count(one.word) for one, letter in _LETTERS.items()}
+    for key in stage.values:
+        if key.startswith("input_") and key.endswith("_missing"):
+            some[f"without {key.removeprefix('input_').removesuffix('_missing')}"] = stage.count(key)
+    answered = {"answered": stage.count("answered"), **_known({"unanswered": stage.unanswered})}
     return _pairs({**answered, "on time": _on_time(stage), **_known(some)})
+
+
+def _plain(one: Outcome | Fallback) -> str:
+    return one.word.replace("_", " ")
 
 
 def _on_time(stage: StageState) -> str:
@@ -398,15 +381,12 @@ def _on_time(stage: StageState) -> str:
 
 
 def _fallbacks(stage: StageState) -> Text:
+    counts = {one: stage.count(f"fallback_{one.word}") for one in _FALLBACK_COLOURS}
+    own = stage.ended - sum(count or 0 for count in counts.values())  # partial and late results, too
+    known = None if stage.count("answered") is None else own
+    shares = [("own", known, _OWN), *((_plain(one), counts[one], _FALLBACK_COLOURS[one]) for one in counts)]
     row = Text()
-    shares = [
-        (f.word.replace("_", " "), stage.count(f"fallback_{f.word}"), c)
-        for f, c in _FALLBACK_COLOURS.items()
-    ]
-    own = (
-        None if stage.count("answered") is None else stage.ended - sum(count or 0 for _, count, _ in shares)
-    )
-    for word, count, colour in [("own", own, _OWN), *shares]:  # partial and late results are own ones, too
+    for word, count, colour in shares:
         row.append("■ ", colour if count else "grey35").append_text(_pairs({word: count}))
     refused = [one.word for one in GuardVerdict if one is not GuardVerdict.ACCEPT]
     guard = {f"guard: {word}": stage.count(f"check_{word}") for word in refused}
@@ -416,15 +396,11 @@ def _fallbacks(stage: StageState) -> Text:
 
 def _workers(stage: StageState) -> Text:
     row = _pairs({"restarts": stage.count("restarts")})
-    numbers = sorted(
-        {key.split("_")[1] for key in stage.values if key.startswith("worker_") and key.count("_") > 1}
-    )
-    for number in numbers or ["0"]:
-        pid, state, rss = (
-            stage.values.get(f"worker_{number}_{key}") or DASH for key in ("pid", "state", "rss_mib")
-        )
-        row.append(f"worker {number} ", "grey62").append(f"{state.split(' (')[0]} ", "bold")
-        row.append("pid ", "grey62").append(f"{pid} ").append(f"{short(rss)} MiB   ")
+    states = [key for key in stage.values if key.startswith("worker_") and key.endswith("_state")]
+    for number in sorted(key.split("_")[1] for key in states) or ["0"]:
+        pid, state = (stage.values.get(f"worker_{number}_{key}") or DASH for key in ("pid", "state"))
+        rss = short(stage.number(f"worker_{number}_rss_mib"))
+        _fact(_fact(row, f"worker {number}", f"{state.split(' (')[0]} "), "pid", f"{pid} {rss} MiB   ", "")
     return row
 
 
@@ -432,7 +408,7 @@ def _pairs(values: Mapping[str, int | str | None]) -> Text:
     row = Text()
     for name, value in values.items():
         shown = f"{value:,}" if isinstance(value, int) else value or DASH
-        row.append(f"{name} ", "grey62").append(f"{shown}  ", "bold" if value else "grey62")
+        _fact(row, name, f"{shown}  ", "bold" if value else "grey62")
     return row
 
 
@@ -441,8 +417,6 @@ def _known(counts: Mapping[str, int | None]) -> dict[str, int | str | None]:
     return {name: count for name, count in counts.items() if count}
 
 
-def short(text: str | None) -> str:
-    """A number of a status in at most four characters, a dash if it is none."""
-    number = number_of(text)
-    # four characters
+def short(number: float) -> str:
+    """A number in at most four characters, a dash if it is none."""
     return f"{number:.{int(number < 100)}f}" if math.isfinite(number) else DASH  # noqa: PLR2004

@@ -1,6 +1,4 @@
-"""Follows the memory of the node and of every worker.
-
-What grows for good, how fast, and how long that can last.
+"""Follows the memory of node and workers: what grows for good, how fast, and how long that can last.
 
 It separates a leak from noise, steps, warm-up and the sawtooth of a garbage collector; `docs/watching.md` says
 how and the reason of each.
@@ -11,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist, median
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import psutil
@@ -24,47 +22,40 @@ if TYPE_CHECKING:
     from torchperf_ros.observe.telemetry.memory import MemoryUse
     from torchperf_ros.stage.stage import Stage
 
-NODE = "node"
-_MIB = 1 << 20
-_S_PER_H = 3600.0
-_ERROR_S = 600.0  # memory that is used up within these is an error
-_SERIES = {"history": "histories", "allocated": "CUDA memory in use", "reserved": "CUDA memory reserved"}
-
-_BUCKETS_S = (
-    2.0,
-    16.0,
-    128.0,
-    1024.0,
-)  # of one point at each scale; the windows are 2 min, 16 min, 2.1 h and 17 h
+NODE: Final = "node"
+_MIB: Final = 1 << 20
+_S_PER_H: Final = 3600.0
+_ERROR_S: Final = 600.0  # memory that is used up within these is an error
+_SERIES: Final = {
+    "resident": "resident memory",
+    "history": "histories",
+    "allocated": "CUDA memory in use",
+    "reserved": "CUDA memory reserved",
+}
+# Of one point at each scale; the windows are 2 min, 16 min, 2.1 h and 17 h.
+_BUCKETS_S: Final = (2.0, 16.0, 128.0, 1024.0)
 _POINTS, _LEAST_POINTS = 60, 40  # of a window, and those that a verdict needs
-_SETTLE_S = 60.0  # what comes first is not looked at: caches fill
-_P_VALUE = 0.01  # of the Mann-Kendall test, one-sided
-_LEAST_MIB = 8.0  # growth over the window that is worth a word
-_OVER_NOISE = 4.0  # growth over the window in standard deviations of what is left without the trend
-_THIRDS, _THIRD_SHARE = (
-    3,
-    0.25,
-)  # each third grows by this part of the slope: not so a step, or what has stopped
-# the last third lies above all before the window by this part of its range: not so what comes back
-_OVER_BEFORE = 0.5
-_BRIEF_S, _URGENT_S = (
-    300.0,
-    1800.0,
-)  # a shorter window counts only if memory would be used up within so long,
-# or if the growth in it is large and even: what fills up slows down.
-# verdicts, where what came before the growth is known: with the window that is under 3 min
-_EVEN_IN_A_ROW = 24
+_SETTLE_S: Final = 60.0  # what comes first is not looked at: caches fill
+_P_VALUE: Final = 0.01  # of the Mann-Kendall test, one-sided
+_LEAST_MIB: Final = 8.0  # growth over the window that is worth a word
+_OVER_NOISE: Final = 4.0  # growth over the window in standard deviations of what is left without the trend
+# Each third grows by this part of the slope: not so a step, or what has stopped.
+_THIRDS, _THIRD_SHARE = 3, 0.25
+# The last third lies above all before the window by this part of its range: not so what comes back.
+_OVER_BEFORE: Final = 0.5
+# A shorter window counts only if memory would be used up within so long, or if the growth in it is
+# large and even: what fills up slows down.
+_BRIEF_S, _URGENT_S = 300.0, 1800.0
+# Verdicts, where what came before the growth is known: with the window that is under 3 min.
+_EVEN_IN_A_ROW: Final = 24
 _EVEN_POINTS, _EVEN_MIB, _EVEN_OVER_NOISE, _EVEN_SHARE = 55, 60.0, 10.0, 0.8
-_IN_A_ROW = 2  # verdicts that raise or clear a suspicion
-_MAD_TO_SIGMA = 1.4826  # of a normal distribution
-
+_IN_A_ROW: Final = 2  # verdicts that raise or clear a suspicion
+_MAD_TO_SIGMA: Final = 1.4826  # of a normal distribution
 _Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Growth:
-    """A trend over one window."""
-
     mib_per_hour: float  # Theil-Sen slope
     confidence: float  # one less the p-value of the Mann-Kendall test, 0 to 1
     window_s: float  # how long the window is that it was seen in
@@ -171,22 +162,19 @@ class MemoryTrend:
 
     def _is_new(self, times: _Array, values: _Array) -> bool:
         """Whether there is more in use than ever before the window, and not what comes and goes."""
-        before = list(self._before(float(times[0])))
-        last = float(np.median(np.array_split(values, _THIRDS)[-1]))
-        return not before or last > max(before) + _OVER_BEFORE * (max(before) - min(before))
-
-    def _before(self, time_s: float) -> Iterator[float]:
-        """What was in use before this time, as far as it is remembered."""
-        return (
+        before = [
             mib
             for scale in self._scales
             for began_s, mib in scale.points
-            if began_s + scale.bucket_s <= time_s
-        )
+            if began_s + scale.bucket_s <= float(times[0])
+        ]
+        last = float(np.median(np.array_split(values, _THIRDS)[-1]))
+        return not before or last > max(before) + _OVER_BEFORE * (max(before) - min(before))
 
 
-class _Sample(NamedTuple):
-    """One series of an owner (a stage, or the node) now."""
+@dataclass
+class _MemorySeries:
+    """One series of an owner (a stage, or the node): its newest sample, and what came before it."""
 
     owner: str
     key: str  # of the process and what it takes: the same as long as both are
@@ -194,25 +182,18 @@ class _Sample(NamedTuple):
     mib: float
     room_mib: float  # how much more memory there is for it
     worker: Mapping[str, str]  # number, process and tier; empty for the node
+    grown_mib: float = 0.0  # since the first sample
+    trend: MemoryTrend = field(default_factory=MemoryTrend)
 
-
-class _MemorySeries(NamedTuple):
-    """A sample with what came before it."""
-
-    now: _Sample
-    trend: MemoryTrend
-    first_mib: float
-
-    @property
-    def grown_mib(self) -> float:
-        return self.now.mib - self.first_mib
+    def goes_on(self, before: "_MemorySeries") -> None:
+        self.trend, self.grown_mib = before.trend, before.grown_mib + self.mib - before.mib
 
 
 class MemoryWatch:
     """One trend for each series; a replaced worker begins new ones. Called once a second, by one thread."""
 
     def __init__(self) -> None:
-        self._series: list[_MemorySeries] = []
+        self._series: dict[tuple[str, str], _MemorySeries] = {}
 
     def step(
         self, use: "MemoryUse", stages: "Sequence[Stage]", limit_mib: int, now_s: float
@@ -221,15 +202,13 @@ class MemoryWatch:
 
         Returns what is suspected, one alert per owner, as long as it is.
         """
-        known = {(series.now.owner, series.now.key): series for series in self._series}
-        self._series = []
-        for sample in _samples(use, stages, limit_mib):
-            before = known.get((sample.owner, sample.key)) or _MemorySeries(
-                sample, MemoryTrend(), sample.mib
-            )
-            before.trend.add(now_s, sample.mib)
-            self._series.append(before._replace(now=sample))
-        owners = dict.fromkeys(series.now.owner for series in self._series)
+        known = self._series
+        self._series = {(one.owner, one.key): one for one in _samples(use, stages, limit_mib)}
+        for key, series in self._series.items():
+            if key in known:
+                series.goes_on(known[key])
+            series.trend.add(now_s, series.mib)
+        owners = dict.fromkeys(series.owner for series in self._series.values())
         return [_alert(*worst) for owner in owners if (worst := self._worst(owner)) is not None]
 
     def suspect(self) -> tuple[str, Mapping[str, str]]:
@@ -238,90 +217,78 @@ class MemoryWatch:
         Both are empty if none took much. A fast leak fills the memory before its trend is certain: what is
         reported of that names the worker as well.
         """
-        taken = [series for series in self._series if series.now.worker and series.grown_mib >= _LEAST_MIB]
-        most = max(taken, key=lambda series: series.grown_mib, default=None)
+        taken = [one for one in self._series.values() if one.worker and one.grown_mib >= _LEAST_MIB]
+        most = max(taken, key=lambda one: one.grown_mib, default=None)
         if most is None:
             return "", {}
-        text = (
-            f"the most is {most.now.owner}'s {most.now.what}: {most.grown_mib:.0f} MiB more since it was"
-            " ready"
-        )
-        return text, {"stage": most.now.owner, **most.now.worker, "grown_mib": f"{most.grown_mib:.1f}"}
+        grown = f"{most.grown_mib:.0f} MiB more since it was ready"
+        values = {"stage": most.owner, **most.worker, "grown_mib": f"{most.grown_mib:.1f}"}
+        return f"the most is {most.owner}'s {most.what}: {grown}", values
 
     def values(self, owner: str) -> Mapping[str, str]:
-        """What `/diagnostics` says of a stage, or of the node.
-
-        MiB/h, and seconds to exhaustion; nan while unknown.
-        """
+        """The owner's values on `/diagnostics`: MiB/h, and seconds to exhaustion; nan while unknown."""
         if (worst := self._worst(owner)) is not None:
-            series, growth = worst
-            return _values(growth, series.now.room_mib)
-        known = [series.trend.growth for series in self._series if series.now.owner == owner]
+            return _values(*worst)
+        known = [one.trend.growth for one in self._series.values() if one.owner == owner]
         most = max((growth.mib_per_hour for growth in known if growth is not None), default=math.nan)
         return {"memory_growth_mib_per_hour": f"{most:.3f}", "memory_exhausted_in_s": "nan"}
 
     def _worst(self, owner: str) -> tuple[_MemorySeries, Growth] | None:
         """The owner's series whose memory is used up first."""
-        judged = [
-            (one, one.trend.suspicion(one.now.room_mib)) for one in self._series if one.now.owner == owner
-        ]
-        found = [(series, growth) for series, growth in judged if growth is not None]
-        return min(found, key=lambda each: each[1].lasts_s(each[0].now.room_mib), default=None)
+        own = [one for one in self._series.values() if one.owner == owner]
+        found = [(one, growth) for one in own if (growth := one.trend.suspicion(one.room_mib)) is not None]
+        return min(found, key=lambda each: each[1].lasts_s(each[0].room_mib), default=None)
 
 
 def _alert(series: _MemorySeries, growth: Growth) -> Alert:
-    now = series.now
-    left_s = growth.lasts_s(now.room_mib)
+    left_s, window_s = growth.lasts_s(series.room_mib), growth.window_s
     left = f"{left_s / 3600:.1f} h" if left_s >= 3600 else f"{left_s / 60:.0f} min"  # noqa: PLR2004
     return Alert(
         Level.ERROR if left_s < _ERROR_S else Level.WARN,
-        f"{now.owner}: memory grows",
-        f"{now.what} grows by {growth.mib_per_hour:.1f} MiB/h, as seen over {growth.window_s / 60:.0f} min;"
-        f" the {now.room_mib:.0f} MiB that are left last {left}",
+        f"{series.owner}: memory grows",
+        f"{series.what} grows by {growth.mib_per_hour:.1f} MiB/h, as seen over {window_s / 60:.0f} min;"
+        f" the {series.room_mib:.0f} MiB that are left last {left}",
         {
-            "series": now.what,
+            "series": series.what,
             "confidence": f"{growth.confidence:.4f}",
-            "window_s": f"{growth.window_s:.0f}",
-            **now.worker,
-            **_values(growth, now.room_mib),
+            "window_s": f"{window_s:.0f}",
+            **series.worker,
+            **_values(series, growth),
         },
     )
 
 
-def _samples(use: "MemoryUse", stages: "Sequence[Stage]", limit_mib: int) -> Iterator[_Sample]:
+def _values(series: _MemorySeries, growth: Growth) -> dict[str, str]:
+    lasts = f"{growth.lasts_s(series.room_mib):.0f}"
+    return {"memory_growth_mib_per_hour": f"{growth.mib_per_hour:.3f}", "memory_exhausted_in_s": lasts}
+
+
+def _samples(use: "MemoryUse", stages: "Sequence[Stage]", limit_mib: int) -> Iterator[_MemorySeries]:
     """Every series; of workers only those that are ready, as loading is growth, too."""
     available = psutil.virtual_memory().available / _MIB
-    on_cuda = "allocated" in use.by_workers
     room = max(0.0, limit_mib - use.workers_mib) if limit_mib else math.inf
-    rss_room = available if on_cuda else min(room, available)
-    yield _Sample(NODE, "", "resident memory of the node", use.node_rss / _MIB, available, {})
+    rss_room = available if "allocated" in use.by_workers else min(room, available)
+    yield _MemorySeries(NODE, "", "resident memory of the node", use.node_rss / _MIB, available, {})
     for stage in stages:
-        name, shadow = stage.config.name, stage.shadow
-        workers = [(name, worker) for worker in stage.pool.everyone]
-        workers += (
-            []
-            if shadow is None
-            else [(f"{name}/{shadow.version}", worker) for worker in shadow.pool.everyone]
-        )
-        for owner, worker in workers:
+        if stage.place:  # the streams of a stage share its workers
+            continue
+        name, shadow = stage.config.whole_stage.name, stage.shadow
+        pools = {name: stage.pool}
+        if shadow is not None:
+            pools[f"{name}/{shadow.version}"] = shadow.pool
+        for owner, worker in ((owner, worker) for owner, pool in pools.items() for worker in pool.everyone):
             if worker.ready_at_ns is None:
                 continue
             tier = "" if worker.tier is None else stage.config.tiers[worker.tier]
-            runs = f", tier {tier}" if tier else ""
-            of = f"of worker {worker.number} (pid {worker.pid}{runs})"
+            of = f"of worker {worker.number} (pid {worker.pid}{', tier ' if tier else ''}{tier})"
             named = {"worker": str(worker.number), "pid": str(worker.pid), "tier": tier}
-            if (rss := use.rss_by_pid.get(worker.pid)) is not None:
-                key = f"{worker.pid} resident"
-                yield _Sample(owner, key, f"resident memory {of}", rss / _MIB, rss_room, named)
+            used = {"resident": use.rss_by_pid.get(worker.pid), **worker.reported.memory_bytes}
             for kind, words in _SERIES.items():
-                if (used := worker.reported.memory_bytes.get(kind)) is not None:
-                    left = rss_room if kind == "history" else min(room, use.by_workers["free"] / _MIB)
-                    yield _Sample(owner, f"{worker.pid} {kind}", f"{words} {of}", used / _MIB, left, named)
-
-
-def _values(growth: Growth, room_mib: float) -> dict[str, str]:
-    lasts = f"{growth.lasts_s(room_mib):.0f}"
-    return {"memory_growth_mib_per_hour": f"{growth.mib_per_hour:.3f}", "memory_exhausted_in_s": lasts}
+                if (size := used.get(kind)) is not None:
+                    on_device = kind in {"allocated", "reserved"}
+                    left = min(room, use.by_workers["free"] / _MIB) if on_device else rss_room
+                    key = f"{worker.pid} {kind}"
+                    yield _MemorySeries(owner, key, f"{words} {of}", size / _MIB, left, named)
 
 
 def mann_kendall_p(values: _Array) -> float:

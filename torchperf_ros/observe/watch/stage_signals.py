@@ -1,14 +1,11 @@
-"""The signals of one stage, second by second.
-
-Its input, its answers, its counters; and what is unusual about them.
-"""
+"""The signals of one stage, second by second: what is unusual about its input, answers and counters."""
 
 import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean, median
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,38 +14,35 @@ from torchperf_ros.api.alert import Alert, Level
 from torchperf_ros.api.clock import NS_PER_MS, NS_PER_S
 from torchperf_ros.api.outcome import IN_TIME, Fallback, Outcome
 from torchperf_ros.observe.telemetry.record_stream import SENT
-from torchperf_ros.observe.watch.signals import Signal, SignalRule, alert, number, since
+from torchperf_ros.observe.watch.series_detector import Judged, Signal, SignalRule, alert, number, since
 from torchperf_ros.workers.calibration import SortedWindow
 
 _Rows = NDArray[np.void]
-# What the last second was, by name, and what is unusual about it.
-Judged = tuple[dict[str, float], list[Alert]]
-
 _STOPPED_S, _STOPPED_INTERVALS = 3.0, 5.0
-_STOPPED_AFTER = 10  # frames that make an input one that comes regularly
-_FEWEST_INTERVALS = 3
+_STOPPED_AFTER: Final = 10  # frames that make an input one that comes regularly
+_FEWEST_INTERVALS: Final = 3
 _MISSES, _FEW_MISSES = 0.1, 0.02  # an alert from this share of the frames on, until this one,
 _MISSES_S, _FEWEST_MISSES = 10, 3  # over so many seconds, with so many misses in them at least
-_MOSTLY = 0.5
-_KNOWN_FRAMES = 600  # after which it is known how many misses are usual
-# What is judged of a second's latencies.
-#
-# Which share of the usual is unusual, and for how many seconds; the least in ms, and as a share of
-# the budget. The first that is found is the alert.
-_LATENCIES = {
+_MOSTLY: Final = 0.5
+_KNOWN_FRAMES: Final = 600  # after which it is known how many misses are usual
+# What is judged of a second's latencies: which share of the usual is unusual, for how many seconds, the
+# least in ms, and as a share of the budget. The first that is found is the alert.
+_LATENCIES: Final = {
     "p50": (0.15, 3, 1.0, 0.05),
     "maximum": (1.0, 5, 5.0, 0.25),
     "jitter": (1.0, 5, 1.0, 0.03),
 }
-_MOST_FRAMES = 0.75  # within the jitter around the median: single stalls are no jitter
-_STEPS = ("wait", "decode", "preprocess", "inference", "postprocess")
-_STEP_WINDOW = 300  # seconds
+_MOST_FRAMES: Final = 0.75  # within the jitter around the median: single stalls are no jitter
+_STEPS: Final = ("wait", "decode", "preprocess", "inference", "postprocess")
+_STEP_WINDOW: Final = 300  # seconds
 
 
 class StageSignals:
     """One stage's frames: how they come in, and how they are answered.
 
     Attributes:
+        missed: deadlines missed in the last second, but for bad input, which no load explains.
+        harmed: whether the last second had misses, or an unusual latency.
         superseded: frames of this second that will never be answered; the watch counts them here.
     """
 
@@ -64,17 +58,13 @@ class StageSignals:
 
         `scenes` have the tiers of each scene; none: there is one, which has all.
         """
+        self.missed, self.harmed, self.superseded = 0, False, 0
         self._scenes = scenes or [range(len(tiers))]
-        self.missed = 0  # deadlines missed in the last second, but for bad input, which no load explains
-        self.harmed = False  # whether the last second had misses, or an unusual latency
-        self.superseded = 0
         self._stage, self._tiers, self._budget_ms, self._trigger = stage, tiers, budget_ms, trigger
         least_age_ms = max(5.0, 0.1 * budget_ms)
         self._input = {
             "rate_hz": Signal(SignalRule("input rate", "input rate", "Hz", "both", 0.5, 0.2)),
-            "jitter_ms": Signal(
-                SignalRule("jitter of the input", "jitter", "ms", "up", 2.0, 2.0, confirm_s=6)
-            ),
+            "jitter_ms": Signal(SignalRule("jitter of the input", "jitter", "ms", "up", 2.0, 2.0, 6)),
             "age_ms": Signal(SignalRule("age at receipt", "age", "ms", "up", least_age_ms, 0.3)),
         }
         self._latency: dict[int, dict[str, Signal]] = {}
@@ -84,12 +74,10 @@ class StageSignals:
         self._counted = Counter[str]()
         self._recent: deque[Counter[str]] = deque(maxlen=_MISSES_S)
         self._rows: list[np.void] = []
-        self._answered_before = 0
+        self._answered_before = self._received = 0
         self._last: list[tuple[int, int]] = []  # number and receipt of the newest frame, once there was one
-        self._received = 0
 
     def answered(self, row: np.void) -> None:
-        """Take the row of an answered frame, see `SENT`."""
         self._rows.append(row)
 
     def second(self, now_ns: int, others: str = "", *, active: bool = True) -> Judged:
@@ -103,19 +91,17 @@ class StageSignals:
         self._rows.clear()
         values, alerts = self._judge_input(now_ns, rows, active=active)
         rows = rows[rows["outcome"] != Outcome.STARTING]
-        time_s = now_ns / NS_PER_S
-        values |= dict.fromkeys(("latency_p50_ms", "latency_max_ms", "tier", "drops_share"), math.nan)
+        time_s, count = now_ns / NS_PER_S, len(rows)
         dropped, self.superseded = self.superseded, 0
         # The watch hears of superseded frames up to a second later.
-        received = dropped + max(len(rows), self._answered_before)
-        self._answered_before = len(rows)
+        received = dropped + max(count, self._answered_before)
+        self._answered_before = count
         missed = rows[[outcome not in IN_TIME for outcome in rows["outcome"].tolist()]]
-        stale = float(np.sum(rows["stale"]))
-        values |= {"frames": float(len(rows)), "superseded": float(dropped), "stale": stale}
-        values["misses"] = float(len(missed))
-        alerts += self._judge_misses(time_s, len(rows), missed, others)
-        if received:
-            values["drops_share"] = dropped / received
+        values |= dict.fromkeys(("latency_p50_ms", "latency_max_ms", "tier"), math.nan)
+        values |= {"frames": float(count), "superseded": float(dropped), "misses": float(len(missed))}
+        values["stale"] = float(np.sum(rows["stale"]))
+        values["drops_share"] = dropped / received if received else math.nan
+        alerts += self._judge_misses(time_s, count, missed, others)
         rows = rows[rows["tier"] >= 0]  # no worker ran the others
         if len(rows):
             alerts += self._judge_tier(time_s, rows, values)
@@ -136,10 +122,7 @@ class StageSignals:
         return [self._tier.alert(self._stage, text=f"tier {now}, usually {usual}")]
 
     def _judge_input(self, now_ns: int, rows: _Rows, *, active: bool) -> Judged:
-        """The receipt of the trigger.
-
-        Frames that were dropped count, too: they leave gaps in the numbers.
-        """
+        """The receipt of the trigger; dropped frames count, too: they leave gaps in the numbers."""
         if not self._trigger:
             return {}, []
         frames = [*self._last, *zip(rows["seq"].tolist(), rows["received_ns"].tolist(), strict=True)]
@@ -159,8 +142,7 @@ class StageSignals:
             jitter_ms = fmean(abs(interval_ms - middle_ms) for interval_ms in intervals_ms)
         values = {"rate_hz": rate_hz, "jitter_ms": jitter_ms, "age_ms": _middle(rows["age_ms"])}
         if not active:
-            self._last = []
-            self._received = 0
+            self._last, self._received = [], 0
             return values, []
         alerts = self._stopped(now_ns)
         for name, signal in self._input.items():
@@ -175,17 +157,12 @@ class StageSignals:
         silent_s = (now_ns - self._last[0][1]) / NS_PER_S
         if silent_s < max(_STOPPED_S, _STOPPED_INTERVALS / usual_hz):
             return []
-        usual = number(usual_hz)
+        name, usual = f"{self._stage}: input stopped", number(usual_hz)
         text = f"nothing on {self._trigger} for {silent_s:.0f} s, usually {usual} Hz"
-        return [
-            alert(Level.ERROR, f"{self._stage}: input stopped", text, ("0", usual, "Hz"), "level", silent_s)
-        ]
+        return [alert(Level.ERROR, name, text, ("0", usual, "Hz"), "level", silent_s)]
 
     def _judge_latency(self, time_s: float, rows: _Rows, values: dict[str, float]) -> list[Alert]:
-        """By what is usual for the tier that most frames ran on.
-
-        Another tier's latency is another signal.
-        """
+        """By what is usual for the tier that most frames ran on: each tier's latency is a signal."""
         ((tier, _),) = Counter(rows["tier"].tolist()).most_common(1)
         rows = rows[rows["tier"] == tier]
         totals: list[float] = rows["total_ms"].tolist()
@@ -193,26 +170,27 @@ class StageSignals:
         if tier not in self._latency:
             self._latency[tier] = self._signals_of(tier)
             self._usual_steps[tier] = defaultdict(lambda: SortedWindow(_STEP_WINDOW))
+        signals, usual_steps = self._latency[tier], self._usual_steps[tier]
         steps = {step: value for step in _STEPS if math.isfinite(value := _middle(rows[f"{step}_ms"]))}
         now_ms = {"p50": values["latency_p50_ms"], "maximum": values["latency_max_ms"], "jitter": math.nan}
         if len(totals) >= _FEWEST_INTERVALS:
             apart_ms = sorted(abs(total - now_ms["p50"]) for total in totals)
             now_ms["jitter"] = apart_ms[int(_MOST_FRAMES * len(totals))]
-        signals = self._latency[tier]
         unusual = [which for which, value in now_ms.items() if signals[which].update(time_s, value)]
         if "p50" not in unusual:
             for step, value in steps.items():
                 values[f"{step}_ms"] = value
-                self._usual_steps[tier][step].add(value)
+                usual_steps[step].add(value)
         if not unusual:
             return []
-        which, signal = unusual[0], signals[unusual[0]]
-        more = {"signal": which, "tier": self._tiers[tier]}
-        return [
-            signal.alert(
-                self._stage, self._most_of_it(tier, steps, signal.value - signal.baseline), more=more
-            )
-        ]
+        signal, more = signals[unusual[0]], {"signal": unusual[0], "tier": self._tiers[tier]}
+        # The step that grew most, if that is most of what the whole grew by.
+        usual = {step: window.median() for step, window in usual_steps.items() if len(window)}
+        grown = {step: value - usual[step] for step, value in steps.items() if step in usual}
+        step, why = max(grown, key=grown.__getitem__, default=""), ""
+        if step and grown[step] >= _MOSTLY * (signal.value - signal.baseline):
+            why = f"; most of it in {step}, {number(steps[step])} ms, usually {number(usual[step])} ms"
+        return [signal.alert(self._stage, why, more=more)]
 
     def _signals_of(self, tier: int) -> dict[str, Signal]:
         on = f" on tier {self._tiers[tier]}" if len(self._tiers) > 1 else ""
@@ -222,15 +200,6 @@ class StageSignals:
             rule = SignalRule(f"latency {which}{on}", "latency", "ms", "up", floor_ms, share, confirm_s)
             signals[which] = Signal(rule)
         return signals
-
-    def _most_of_it(self, tier: int, steps: dict[str, float], grown_ms: float) -> str:
-        """The step that grew most, if that is most of what the whole grew by."""
-        usual = {step: window.median() for step, window in self._usual_steps[tier].items() if len(window)}
-        grown = {step: value - usual[step] for step, value in steps.items() if step in usual}
-        step = max(grown, key=grown.__getitem__, default="")
-        if not step or grown[step] < _MOSTLY * grown_ms:
-            return ""
-        return f"; most of it in {step}, {number(steps[step])} ms, usually {number(usual[step])} ms"
 
     def _judge_misses(self, time_s: float, count: int, missed: _Rows, others: str) -> list[Alert]:
         outcomes = Counter(Outcome(outcome).word for outcome in missed["outcome"].tolist())
@@ -252,10 +221,8 @@ class StageSignals:
         since_s = time_s - self._missing_since_s
         outcomes_text = ", ".join(f"{count} {word}" for word, count in recent.most_common())
         text = f"{share:.0%} of the last {total} frames had no own result in time ({outcomes_text})"
-        text += f", usually {usual:.1%}" if math.isfinite(usual) else ""
-        text += since(since_s)
-        if others:
-            text += f"; other processes took {others} % of the CPU"
+        text += (f", usually {usual:.1%}" if math.isfinite(usual) else "") + since(since_s)
+        text += f"; other processes took {others} % of the CPU" if others else ""
         level = Level.ERROR if stale >= _MOSTLY * total else Level.WARN
         more = {"misses": str(recent.total()), "others_cpu_percent": others}
         numbers = (number(100 * share), number(100 * usual), "%")
@@ -269,76 +236,60 @@ def _middle(values: NDArray[np.float64]) -> float:
 
 
 class _CounterRule(NamedTuple):
-    key: str
+    """At least so many in so many seconds are an alert of a kind, with a text."""
+
     kind: str
     least: int
     within_s: float
     text: str
 
 
-# At least so many in so many seconds are an alert.
-_COUNTERS = (
-    _CounterRule("restarts", "restarts", 3, 300.0, "workers were restarted"),
-    _CounterRule(
-        "recompiles", "recompilation", 1, 10.0, "frames would have been compiled for again, eager answered"
+# By what the values are called, or end with, in a stage's status: of the stage, and of each tier.
+_COUNTERS: Final = {
+    "restarts": _CounterRule("restarts", 3, 300.0, "workers were restarted"),
+    "recompiles": _CounterRule(
+        "recompilation", 1, 10.0, "frames would have been compiled for again, eager answered"
     ),
-    _CounterRule(
-        "misses",
-        "recompilation",
-        10,
-        60.0,
-        "frames had sizes that nothing was prepared for, eager answered",
+    "misses": _CounterRule(
+        "recompilation", 10, 60.0, "frames had sizes that nothing was prepared for, eager answered"
     ),
-    _CounterRule("engine_errors", "model error", 3, 60.0, "calls failed in the engine, eager answered"),
-)
-
-
-# What the values are called, or end with, that `CounterSignals` takes from a stage's status.
-COUNTED = tuple(rule.key for rule in _COUNTERS)
+    "engine_errors": _CounterRule("model error", 3, 60.0, "calls failed in the engine, eager answered"),
+}
+COUNTED: Final = tuple(_COUNTERS)
 
 
 class CounterSignals:
-    """Counters of one stage on `/diagnostics` that should stand still.
-
-    Restarts, recompilations, new sizes.
-    """
+    """Counters of one stage that should stand still: restarts, recompilations, new sizes."""
 
     def __init__(self, stage: str, tiers: Sequence[str]) -> None:
         self._stage = stage
-        self._tiers = tiers
+        self._names = {key: [key, *(f"tier_{tier}_{key}" for tier in tiers)] for key in _COUNTERS}
         self._totals: dict[str, int] = {}
-        self._rises: dict[str, deque[tuple[float, int]]] = {rule.key: deque() for rule in _COUNTERS}
+        self._rises: dict[str, deque[tuple[float, int]]] = {key: deque() for key in _COUNTERS}
 
     def status(self, time_s: float, values: Mapping[str, str]) -> None:
-        """Take the stage's values on `/diagnostics`."""
-        self._count(time_s, "restarts", "restarts", values)
-        for rule in _COUNTERS[1:]:
-            for tier in self._tiers:
-                self._count(time_s, rule.key, f"tier_{tier}_{rule.key}", values)
+        """Take the stage's values on `/diagnostics`, of which there are none before a worker is ready."""
+        for key, names in self._names.items():
+            for name in names:
+                if not values.get(name, "").isdecimal():
+                    continue
+                total = int(values[name])
+                rise = total - self._totals.get(name, total)
+                self._totals[name] = total
+                if rise > 0:
+                    self._rises[key].append((time_s, rise))
 
-    def _count(self, time_s: float, key: str, name: str, values: Mapping[str, str]) -> None:
-        if not values.get(name, "").isdecimal():  # as before a worker is ready
-            return
-        total = int(values[name])
-        rise = total - self._totals.get(name, total)
-        self._totals[name] = total
-        if rise > 0:
-            self._rises[key].append((time_s, rise))
-
-    def second(self, time_s: float) -> Judged:
-        """How much each has risen in its span of time, and an alert for each that has risen too much."""
+    def second(self, now_ns: int) -> Judged:
+        time_s = now_ns / NS_PER_S
         values, alerts = {}, []
-        for rule in _COUNTERS:
-            rises = self._rises[rule.key]
+        for key, rule in _COUNTERS.items():
+            rises = self._rises[key]
             while rises and rises[0][0] <= time_s - rule.within_s:
                 rises.popleft()
             count = sum(rise for _, rise in rises)
-            values[rule.key] = float(count)
+            values[key] = float(count)
             if count >= rule.least:
-                text, since_s = (
-                    f"{count} {rule.text}, in the last {rule.within_s:.0f} s",
-                    time_s - rises[0][0],
-                )
-                name = f"{self._stage}: {rule.kind}"
+                name, since_s = f"{self._stage}: {rule.kind}", time_s - rises[0][0]
+                text = f"{count} {rule.text}, in the last {rule.within_s:.0f} s"
                 alerts.append(alert(Level.WARN, name, text, (str(count), "0", ""), "level", since_s))
         return values, alerts

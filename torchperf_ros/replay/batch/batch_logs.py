@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from torchperf_ros.api.errors import TorchperfError
-from torchperf_ros.observe.runs.run_file import RUN_FILE
+from torchperf_ros.observe.runs.run_log import RUN_FILE
 from torchperf_ros.replay.logs.log_folder import SUFFIXES
 from torchperf_ros.replay.logs.log_storage import LogError
 from torchperf_ros.replay.replay_options import recording_in
@@ -26,8 +26,6 @@ class BatchError(TorchperfError):
 
 @dataclass(frozen=True)
 class FoundLog:
-    """A log to replay."""
-
     path: Path  # what a `LogReader` takes; absolute
     name: str  # of its folder of results; unique
     files: tuple[Path, ...]  # those that it consists of

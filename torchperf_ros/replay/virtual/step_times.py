@@ -3,6 +3,7 @@
 As in the log or another run, or drawn from a table, for each tier.
 """
 
+import itertools
 import math
 import random
 from bisect import bisect_left
@@ -93,8 +94,6 @@ class RunTimes:
 
 @dataclass(frozen=True)
 class StageTimes:
-    """What the runs of one stage take."""
-
     tiers: Sequence[TierTimes]  # by index, one for each of the stage's
     known: Mapping[int, RunTimes] = field(default_factory=dict)  # frames of the log by stamp in ns
     seed: int = 0  # of what is drawn
@@ -173,11 +172,13 @@ def _of_stage(run: RunLog, index: int, stage: StageConfig, seed: int, path: Path
     names = logged.tiers or stage.tiers
     tier_of = {old: stage.tiers.index(name) for old, name in enumerate(names) if name in stage.tiers}
     runs = [_run_of(row, tier_of) for row in logged.frames]
+    # The streams of a stage share its workers, and so its times.
+    same = [each for each in run.stages if stage.stream and each.name.startswith(f"{stage.stage}.")]
+    all_runs = [_run_of(row, tier_of) for each in same for row in each.frames] or runs
     found = {}
     for tier in range(len(stage.tiers)):
-        if own := [run for run in runs if run.ending is Outcome.ON_TIME and run.tier == tier][
-            :_MOST_SAMPLES
-        ]:
+        good = (run for run in all_runs if run.ending is Outcome.ON_TIME and run.tier == tier)
+        if own := list(itertools.islice(good, _MOST_SAMPLES)):
             steps = {part: _samples(getattr(run.steps, f"{part}_ms") for run in own) for part in _PARTS}
             found[tier] = TierTimes(**steps, overhead=_samples(run.overhead_ms for run in own))
     known = {
@@ -244,11 +245,14 @@ def _of_table(path: Path, config: NodeConfig, seed: int, say: Say) -> list[Stage
     if not isinstance(table, Mapping):
         raise ConfigError(f"{where}: has to be a table like `{_EXAMPLE}`")
     stages = {stage.name: stage for stage in config.stages}
-    _check_names(table, [*stages, _RESTART], f"{where}: there is no stage", "there are")
+    whole = [stage.name for stage in config.whole_stages]
+    _check_names(
+        table, [*dict.fromkeys([*whole, *stages]), _RESTART], f"{where}: there is no stage", "there are"
+    )
     restart_ms = _number(table.get(_RESTART, _RESTART_MS), f"{where}: {_RESTART}")
     times = []
     for name, stage in stages.items():
-        tiers = table.get(name)
+        tiers = table.get(name, table.get(stage.stage))
         if not isinstance(tiers, Mapping) or not tiers:
             raise ConfigError(f"{where}: {name} is not there; it has to be like `{_EXAMPLE}`")
         _check_names(tiers, stage.tiers, f"{where}: {name} has no tier", "it has")

@@ -20,6 +20,7 @@ from torchperf_ros.replay.virtual.step_times import RunTimes, StageTimes
 from torchperf_ros.settings.config import StageConfig
 from torchperf_ros.stage.frame import StepTimes
 from torchperf_ros.stage.hooks import StageMachinery
+from torchperf_ros.workers.calibration import Batching
 from torchperf_ros.workers.frame_ring import FrameReader
 from torchperf_ros.workers.process_setup import held_interrupt
 from torchperf_ros.workers.protocol import Response
@@ -60,15 +61,13 @@ class VirtualPace(ReplayPace):
         `kept`: workers that outlive the pace.
         """
         self._clock = VirtualClock(start_ns)
-        self._pools = [_Pool(each, self._clock, stage, kept) for stage, each in enumerate(times)]
+        self._pools = [_Pool(times[stage:], self._clock, stage, kept) for stage in range(len(times))]
 
     def machinery(self, stage: int) -> StageMachinery:
-        """Stand-ins for the stage's threads, processes and clock."""
         pool = self._pools[stage]
         return StageMachinery(self._clock, lambda: pool, pool.opened)
 
     def now(self) -> int:
-        """The clock."""
         return self._clock()
 
     def reach(self, t_ns: int, stages: ReplayStages, record: ReplayRecord) -> None:
@@ -88,8 +87,10 @@ class VirtualPace(ReplayPace):
             self._clock.reach(min(due))
             with held_interrupt():
                 for actor, pool in zip(stages.actors, self._pools, strict=True):
+                    if actor.place:  # its stage's first stream has the pool
+                        continue
                     if descriptors := pool.due(self._clock()):
-                        actor.step(descriptors)
+                        actor.thread.step(descriptors)
                     pool.step(self._clock())
             record.tick()
 
@@ -104,8 +105,12 @@ class _Pool:
     them.
     """
 
-    def __init__(self, times: StageTimes, clock: Clock, stage: int, kept: KeptPools | None) -> None:
-        self.times, self._stage, self._kept = times, stage, kept
+    def __init__(
+        self, times: Sequence[StageTimes], clock: Clock, stage: int, kept: KeptPools | None
+    ) -> None:
+        """`times` are those of the stage, or of its first stream, and of what follows it."""
+        self.times, self._of_streams = times[0], times
+        self._stage, self._kept = stage, kept
         self.using = threading.Lock()
         self.last_error = ""
         self._clock, self._timer_ns = clock, _NEVER
@@ -126,7 +131,8 @@ class _Pool:
         else:
             self._real = WorkerPool(replace(config, hang_ms=longest_ms), setup, self, log)
         self._real.policies = [RestartPolicy(time.monotonic_ns, proven_s=0.0) for _ in self.policies]
-        self._ring, self._seq, self._runs = FrameReader(self._real.ring.fd), -1, 0
+        self._rings = [FrameReader(ring.fd) for ring in self._real.rings]
+        self._frame, self._runs = (-1, -1), 0
         return self
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
@@ -202,7 +208,7 @@ class _Pool:
         return min([*timer, *workers, *self._start_at_ns.values()], default=None)
 
     def due(self, now_ns: int) -> list[int]:
-        """Descriptors of what is due, for `Stage.step`; responses in the order in which they came."""
+        """Descriptors of what is due, for `StageThread.step`; responses in the order in which they came."""
         due = sorted(
             (w.due_ns, n) for n, w in self._waited.items() if w.due_ns is not None and w.due_ns <= now_ns
         )
@@ -271,16 +277,18 @@ class _Pool:
     def now(self) -> int:
         return self._clock()
 
-    def begin(self, tier: int, seq: int, offset: int, length: int, *, wanted: bool) -> RunTimes:
+    def begin(
+        self, tier: int, seq: int, offset: int, length: int, stream: int, *, wanted: bool
+    ) -> RunTimes:
         """What the run that begins takes.
 
         The frame's first, its backup, and so on; practice counts as a late one.
         """
-        if seq != self._seq:
-            self._seq, self._runs = seq, 0
+        if (stream, seq) != self._frame:
+            self._frame, self._runs = (stream, seq), 0
         attempt, self._runs = self._runs, self._runs + 1
-        stamp_ns = self._ring.read(offset, length, seq)[0].stamp_ns
-        return self.times.run(stamp_ns, seq, tier, attempt if wanted else max(1, attempt))
+        stamp_ns = self._rings[stream].read(offset, length, seq)[0].stamp_ns
+        return self._of_streams[stream].run(stamp_ns, seq, tier, attempt if wanted else max(1, attempt))
 
 
 class _Worker:
@@ -299,17 +307,18 @@ class _Worker:
     def __init__(self, process: WorkerProcess, pool: _Pool, ready_at_ns: int) -> None:
         self.number = self.pid = process.number
         self.calibrations = pool.times.calibrations()
+        self.batching = Batching()  # on the virtual clock each frame runs alone
         self.reported, self.loaded = process.reported, process.loaded
         self.usable = self.hung = self.has_run = False
         self.seq: int | None = None
         self.busy_since_ns = 0
-        self.observed: int | None = None
+        self.observed: dict[int, int] = {}
         self.ready_at_ns = ready_at_ns
         self.recording = self.kill_reason = self.dead = ""
         self.due_ns: int | None = None
         self._process, self._pool, self._using = process, pool, pool.using
         self._response: tuple[Response, bytes] | None = None
-        self._of, self._plan = (0, 0, 0, 0), RunTimes(StepTimes())  # the last run
+        self._of, self._stream, self._plan = (0, 0, 0, 0), 0, RunTimes(StepTimes())  # the last run
 
     def serve(self) -> None:
         self.usable = True
@@ -334,7 +343,7 @@ class _Worker:
         """Whether it is about to die; the virtual clock makes that known at once."""
         return bool(self.dead)
 
-    def run(
+    def run(  # noqa: PLR0913 - as `WorkerProcess.run`
         self,
         tier: int,
         seq: int,
@@ -345,18 +354,20 @@ class _Worker:
         observe: bool,
         leave_ns: int = 0,
         missed: int = 0,
+        stream: int = 0,
     ) -> bool:
         self.seq, self.busy_since_ns, hang_ms = seq, now_ns, self._pool.config.hang_ms
-        plan = self._pool.begin(tier, seq, offset, length, wanted=bool(leave_ns))
+        plan = self._pool.begin(tier, seq, offset, length, stream, wanted=bool(leave_ns))
         took_ms = plan.steps.total_ms + plan.overhead_ms
-        self._of, self._plan = (tier, seq, offset, length), plan
+        self._of, self._stream, self._plan = (tier, seq, offset, length), stream, plan
         if plan.ending in _TOO_LATE and leave_ns:  # it was done at some time after its answer had left
             took_ms = min(hang_ms - 1.0, (leave_ns - now_ns) / NS_PER_MS + took_ms)
         self.hung = plan.ending is Outcome.HUNG or took_ms >= hang_ms
         if self.hung or plan.ending is Outcome.CRASHED:
             self._die(f"hung: hang_ms is {hang_ms:.0f}" if self.hung else "it crashed in the log")
         elif not leave_ns:
-            self._response = _timed(Response(Outcome.ON_TIME, tier, seq, 0, 0, 0, 0, 0), plan), b""
+            response = Response(Outcome.ON_TIME, tier, seq, 0, 0, 0, 0, 0, stream=stream)
+            self._response = _timed(response, plan), b""
         elif (computed := self._compute(self._of, observe=observe, missed=missed)) is None:
             self._die("it died")
         else:
@@ -364,7 +375,7 @@ class _Worker:
         self.due_ns = now_ns + round(min(took_ms, hang_ms) * NS_PER_MS)
         return True
 
-    def partial(self, seq: int) -> tuple[Response, bytes] | None:
+    def partial(self, seq: int, stream: int = 0) -> tuple[Response, bytes] | None:
         """What an anytime model has of a frame that is answered now.
 
         Of its steps the share that its time has passed.
@@ -372,7 +383,7 @@ class _Worker:
         It then ends with the step that it is at.
         """
         whole, due_ns = None if self._response is None else self._response[0], self.due_ns
-        if whole is None or due_ns is None or seq != self.seq or not whole.step:
+        if whole is None or due_ns is None or (seq, stream) != (self.seq, self._stream) or not whole.step:
             return None
         took_ns, passed_ns = due_ns - self.busy_since_ns, self._pool.now() - self.busy_since_ns
         step = max(whole.step * passed_ns // max(1, took_ns), int(self._plan.ending is Outcome.PARTIAL))
@@ -392,7 +403,12 @@ class _Worker:
         process, received = self._process, None
         with self._using:
             sent = process.usable and process.run(
-                *of, time.monotonic_ns(), observe=observe, missed=missed, last_step=last_step
+                *of,
+                time.monotonic_ns(),
+                observe=observe,
+                missed=missed,
+                last_step=last_step,
+                stream=self._stream,
             )
         while sent and received is None:
             with self._using:
@@ -415,7 +431,9 @@ class _Worker:
                 self._process.kill(why)
         self.dead, self._response = why, None
 
-    def observe(self, seq: int, offset: int, length: int, now_ns: int, *, missed: int = 0) -> bool:
+    def observe(
+        self, seq: int, offset: int, length: int, now_ns: int, *, missed: int = 0, stream: int = 0
+    ) -> bool:
         """Let it advance its histories, and wait until it has.
 
         The ring goes on faster than any live one.
@@ -423,7 +441,9 @@ class _Worker:
         if not self.usable or self.dead:
             return True
         with self._using:
-            observed = self._process.observe(seq, offset, length, time.monotonic_ns(), missed=missed)
+            observed = self._process.observe(
+                seq, offset, length, time.monotonic_ns(), missed=missed, stream=stream
+            )
         while True:
             with self._using:
                 if not self._process.usable or self._process.is_dead() or self._process.backlog.is_empty:

@@ -65,6 +65,10 @@ class ChildProcess(contextlib.AbstractContextManager["ChildProcess"]):
             )
 
     @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
     def exit_status(self) -> int | None:
         """None while it runs, negative if a signal ended it."""
         return self._process.poll()

@@ -22,17 +22,16 @@ import torchperf_ros
 from torchperf_ros.api.errors import TorchperfError, how_it_ended
 from torchperf_ros.models.road_scene import IMAGE_TYPE
 from torchperf_ros.node.middleware import carry_images
-from torchperf_ros.observe.runs.machine_fingerprint import ProcessorShare
+from torchperf_ros.observe.telemetry.machine import ProcessorShare
 from torchperf_ros.observe.telemetry.node_state import NodeState
-from torchperf_ros.observe.top.listener import NodeListener
-from torchperf_ros.observe.top.top import SVG_HEIGHT, SVG_WIDTH, Screen, save_svg
+from torchperf_ros.observe.top.top import SVG_HEIGHT, SVG_WIDTH, NodeListener, Screen, save_svg
 from torchperf_ros.observe.top.view import ends, node_line, node_picture
 from torchperf_ros.replay.logs.log_reader import LogReader
 from torchperf_ros.settings.build_options import AUTO
 from torchperf_ros.settings.config import STAGE_DEFAULTS
 from torchperf_ros.tools.demo.child_process import ChildProcess, GrowingFile
-from torchperf_ros.tools.demo.make_log import IMAGE_TOPICS, ODOMETRY_TOPIC
-from torchperf_ros.tools.demo.player import drive_topics
+from torchperf_ros.tools.demo.make_log import CAMERAS, IMAGE_TOPICS, ODOMETRY_TOPIC
+from torchperf_ros.tools.demo.player import SMALL, drive_topics
 from torchperf_ros.tools.demo.verdict import DriveState, judge, report, summary
 from torchperf_ros.workers.incident_folder import open_incidents
 
@@ -70,29 +69,29 @@ class DriveOptions:
     """What the user asked for, see `torchperf demo --help`."""
 
     log: Path | None = None
+    cameras: int = 1  # several: streams of one stage, with faults in the first
     seconds: float = 20.0
     sabotage: bool = False
-    engine: str | None = None  # None: packages that are on this machine, else eager
     tui: bool = True  # whether the terminal shows the live view
-    metrics_port: int = 0
     json_file: Path | None = None
     svg_file: Path | None = None
 
 
 class DemoDrive:
-    """One drive, from the first process to the verdict."""
-
     def __init__(self, options: DriveOptions, console: Console) -> None:
         """Look at the log, if there is one; raises `LogError` where the log cannot be played."""
         self._options = options
         self._console = console
         self._image_type, title = IMAGE_TYPE, "drawn road, 1280x720 rgb8 at 30 Hz"
+        if options.cameras > 1:
+            width, height = SMALL
+            title = f"{options.cameras} drawn roads, {width}x{height} rgb8 at 30 Hz"
         if options.log is not None:
             with LogReader(options.log) as log:
                 image = drive_topics(log)[0]
             self._image_type, title = image.type_name, f"{options.log.name}, {image.count} images"
         self._state = DriveState(f"{title}, sabotaged" if options.sabotage else title, options.seconds)
-        self._state.sabotaged = options.sabotage
+        self._state.sabotaged, self._state.cameras = options.sabotage, options.cameras
         self._evidence = open_incidents("", 1)  # the node's defaults; here it is only looked at
 
     def run(self) -> int:
@@ -186,7 +185,7 @@ class DemoDrive:
     def _ready(self) -> bool:
         self._check("player", self._player)
         stages = self._state.stages.values()
-        started = len(stages) == len(STAGES) and all(
+        started = len(stages) == len(STAGES) + self._options.cameras - 1 and all(
             stage.health not in {"", "STARTING"} for stage in stages
         )
         return self._state.player_ready and started
@@ -199,10 +198,15 @@ class DemoDrive:
         )  # JSON is YAML, too
         remaps = ["-r", f"image:={IMAGE_TOPICS[self._image_type]}", "-r", f"odom:={ODOMETRY_TOPIC}"]
         node = ["torchperf_ros.node.main", "--ros-args", *remaps, "--params-file", str(parameters)]
-        what = [self._options.log and str(self._options.log), self._options.seconds]
-        self._journals = {stage: GrowingFile(_journal(folder, stage)) for stage in STAGES}
+        what = [self._options.log and str(self._options.log), self._options.seconds, self._options.cameras]
+        shown = {stage: stage for stage in STAGES}
+        if self._options.cameras > 1:  # faults are in the first camera's stream only
+            shown["perception"] = f"perception.{CAMERAS[0]}"
+        self._journals = {shown[stage]: GrowingFile(_journal(folder, stage)) for stage in STAGES}
         self._gates = (
-            [FaultGate(stage, _gate(folder, stage)) for stage in STAGES] if self._options.sabotage else []
+            [FaultGate(shown[stage], _gate(folder, stage)) for stage in STAGES]
+            if self._options.sabotage
+            else []
         )
         self._node = stack.enter_context(ChildProcess("node", node, folder))
         self._player = stack.enter_context(
@@ -236,7 +240,6 @@ class FaultGate:
 
 
 def drive_picture(state: DriveState, width: int, height: int) -> RenderableType:
-    """The whole view, to fill a terminal of this size."""
     words = (
         f"{state.elapsed_s:.1f} of {state.seconds:.0f} s "
         if state.phase == "driving"
@@ -281,13 +284,15 @@ def drive_parameters(options: DriveOptions, image_type: str, folder: Path) -> di
                 "gate": str(_gate(folder, stage)),
                 "faults": faults_of(stage, options.seconds),
             }
+            if stage == "perception" and options.cameras > 1:
+                own["only"] = CAMERAS[0]
             adapter = "torchperf_ros.models.sabotage:SabotagedAdapter"
-        stages[stage] = {"adapter": adapter, "options": json.dumps(own), "engine": options.engine or AUTO}
-    values = {
-        "autostart": True,
-        "metrics_port": options.metrics_port,
-        "compile_missing": options.engine is not None,
-    }
+        stages[stage] = {"adapter": adapter, "options": json.dumps(own), "engine": AUTO}
+    # Packages that are on this machine serve, else eager.
+    values = {"autostart": True, "metrics_port": 0, "compile_missing": False}
+    if options.cameras > 1:
+        stages["perception"]["streams"] = list(CAMERAS[: options.cameras])
+        stages["planning"]["topics"] = [f"detections:={CAMERAS[0]}/detections"]
     return {**values, "stages": list(STAGES), **stages}
 
 

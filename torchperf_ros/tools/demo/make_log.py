@@ -38,6 +38,9 @@ IMAGE_TOPICS: Final = {
 }
 ODOMETRY_TOPIC: Final = "/odom"
 OBJECTS_TOPIC: Final = "/ground_truth/objects"
+# Of a drive with several cameras, each of which has the topic /NAME/image.
+CAMERAS: Final = ("front", "left", "right", "rear", "front_left", "front_right", "rear_left", "rear_right")
+_APART_S: Final = 11.0  # of the drawn road, from one camera to the next
 START_NS: Final = 1_700_000_000 * NS_PER_S
 FORMATS: Final = ("mcap", "db3", "bag")
 # What can go wrong for a while; `torchperf make-log --help` says what each is.
@@ -77,8 +80,6 @@ class LogFault(NamedTuple):
 
 @dataclass(frozen=True)
 class DriveLog:
-    """A drive to be played or written."""
-
     seconds: float = 10.0  # how long
     rate_hz: float = 30.0  # images per second; odometry comes at 30 Hz
     width: int = 1280  # of the images, in pixels
@@ -90,10 +91,14 @@ class DriveLog:
     faults: tuple[LogFault, ...] = ()  # what goes wrong
     seed: int = 1  # of delays and losses
     labelled: bool = True  # whether the cars come as markers on `/ground_truth/objects`
+    # several: each has another part of the road on /NAME/image; the labels are of the first
+    cameras: int = 1
 
     @property
-    def image_topic(self) -> str:
-        return list(IMAGE_TOPICS.values())[self.compressed]
+    def image_topics(self) -> list[str]:
+        if self.cameras == 1:
+            return [list(IMAGE_TOPICS.values())[self.compressed]]
+        return [f"/{name}/image{'/compressed' * self.compressed}" for name in CAMERAS[: self.cameras]]
 
     def messages(self) -> Iterator[LogMessage]:
         """All messages in the order of their receipt.
@@ -129,8 +134,10 @@ class DriveLog:
             in_gap = self.active("gap", at_s) is not None
             is_lost = random.random() < self.drop or in_gap
             if is_image and not is_lost:
-                data = self._image_cdr(half if self.active("other-size", at_s) else scene, at_s)
-                yield sent_ns, LogMessage(self.image_topic, image_type, data, received_ns)
+                one = half if self.active("other-size", at_s) else scene
+                for number, topic in enumerate(self.image_topics):
+                    data = self._image_cdr(one, at_s, number * _APART_S)
+                    yield sent_ns, LogMessage(topic, image_type, data, received_ns)
             elif not is_lost:
                 data = restamped(road_scene.odometry_cdr(at_s), sent_ns)
                 yield sent_ns, LogMessage(ODOMETRY_TOPIC, ODOMETRY_TYPE, data, received_ns)
@@ -142,9 +149,9 @@ class DriveLog:
                     ),
                 )
 
-    def _image_cdr(self, scene: RoadScene, at_s: float) -> bytes:
+    def _image_cdr(self, scene: RoadScene, at_s: float, ahead_s: float) -> bytes:
         frozen = self.active("frozen", at_s)
-        pixels = scene.draw(frozen.start_s if frozen else at_s)
+        pixels = scene.draw((frozen.start_s if frozen else at_s) + ahead_s)
         if self.active("black", at_s):
             pixels[:] = 0
         data = restamped(
@@ -239,6 +246,7 @@ def _check(path: Path, drive: DriveLog, kind: str, force: bool) -> None:
     needed = (
         drive.seconds
         * drive.rate_hz
+        * drive.cameras
         * 3
         * drive.width
         * drive.height

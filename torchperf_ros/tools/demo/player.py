@@ -2,7 +2,7 @@
 
 A process of its own, so that nothing else sets its pace.
 
-Its argument is a JSON list: the log, or null for the drawn road, and seconds.
+Its argument is a JSON list: the log, or null for the drawn road, seconds, and how many cameras are drawn.
 Its parent writes the line `go` to its standard input when the receivers are ready, and reads its standard
 output: one JSON object per line, with `event` ready, note or done.
 """
@@ -14,8 +14,9 @@ import signal
 import sys
 import threading
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from torchperf_ros.api.errors import TorchperfError
 from torchperf_ros.models.road_scene import IMAGE_TYPE, ODOMETRY_TYPE
@@ -24,6 +25,9 @@ from torchperf_ros.replay.logs.play_node import PlayNode
 from torchperf_ros.replay.logs.player import HeaderStamps, Player, rounds
 from torchperf_ros.tools.demo.make_log import IMAGE_TOPICS, ODOMETRY_TOPIC, DriveLog
 from torchperf_ros.workers.process_setup import prefer_this_process
+
+# Width and height of the images where several cameras are drawn.
+SMALL: Final = (640, 360)
 
 
 def drive_topics(log: LogReader) -> list[LogTopic]:
@@ -57,14 +61,20 @@ def _note(text: str) -> None:
     _say("note", text=text)
 
 
-def _run(log: LogReader | None, seconds: float) -> None:
+def _run(log: LogReader | None, seconds: float, cameras: int) -> None:
     if log is None:
-        drawn = DriveLog(seconds, labelled=False)
-        chosen = [LogTopic(drawn.image_topic, IMAGE_TYPE), LogTopic(ODOMETRY_TOPIC, ODOMETRY_TYPE)]
+        drawn = DriveLog(seconds, labelled=False, cameras=cameras)
+        if cameras > 1:
+            drawn = replace(drawn, width=SMALL[0], height=SMALL[1])
+        images = [LogTopic(topic, IMAGE_TYPE) for topic in drawn.image_topics]
+        chosen = [*images, LogTopic(ODOMETRY_TOPIC, ODOMETRY_TYPE)]
     else:
         chosen = drive_topics(log)
     topics = {topic.name: topic for topic in chosen}
-    names = {topic.name: IMAGE_TOPICS.get(topic.type_name, ODOMETRY_TOPIC) for topic in chosen}
+    names = {
+        topic.name: topic.name if log is None else IMAGE_TOPICS.get(topic.type_name, ODOMETRY_TOPIC)
+        for topic in chosen
+    }
     messages = drawn.messages() if log is None else rounds(log, topics, loop=True)
     published: Counter[str] = Counter()
     with PlayNode(topics, names, publishes_time=False) as node:
@@ -96,13 +106,12 @@ def _run(log: LogReader | None, seconds: float) -> None:
 
 
 def main() -> int:
-    """Entry of the process; returns its exit status."""
-    log_path, seconds = json.loads(sys.argv[1])
+    log_path, seconds, cameras = json.loads(sys.argv[1])
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as stack:
             log = stack.enter_context(LogReader(Path(log_path), _note)) if log_path else None
-            _run(log, seconds)
+            _run(log, seconds, cameras)
     except TorchperfError as error:
         _note(str(error))
         return 2

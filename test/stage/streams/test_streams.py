@@ -1,0 +1,170 @@
+"""Streams of one stage: one pool, and for each stream its own mailbox, deadline, health and answers."""
+
+import random
+import time
+
+import pytest
+
+from torchperf_ros.api.errors import ConfigError
+from torchperf_ros.stage.stage import StageInput, refuse_one_topic
+
+TRIGGER = "geometry_msgs/msg/PointStamped"
+
+
+@pytest.fixture(scope="module")
+def streams(start_streams):
+    return start_streams("front", "left", "rear")
+
+
+def test_given_streams_when_started_then_they_share_one_pair_of_workers(streams):
+    assert len({id(stream.actor.pool) for stream in streams}) == 1
+    assert [len(stream.actor.everyone) for stream in streams] == [2, 0, 0]
+    assert [stream.actor.inputs for stream in streams] == [
+        [(0, f"{name}/point", TRIGGER)] for name in ("front", "left", "rear")
+    ]
+
+
+def test_given_frames_of_all_streams_at_once_when_answered_then_each_stream_has_its_own(streams):
+    asked = [(stream, stream.offer(x=float(x))) for x, stream in enumerate(streams)]
+    for x, (stream, (seq, _)) in enumerate(asked):
+        answer = stream.answer(seq)
+        assert answer.outcome.word == "on_time", answer.reason
+        assert stream.payload(answer).poses[0].pose.position.x == x
+
+
+@pytest.mark.parametrize("fault", ["raise", "nan", "sigkill"])
+def test_given_a_fault_in_one_stream_when_the_others_go_on_then_it_costs_them_two_fresh_answers_at_most(
+    streams, fault
+):
+    front, *others = streams
+    bad = front.offer({"do": fault, "once": False})[0]
+    answers = [stream.ask(x=1.0) for _ in range(5) for stream in others]
+    assert front.answer(bad).outcome.word != "on_time"
+    assert sum(answer.outcome.word != "on_time" for answer in answers) <= 2
+    front.wait_for_workers()
+    assert front.ask().outcome.word == "on_time"
+
+
+def test_given_a_worker_that_died_at_one_streams_frame_when_told_then_one_alert_names_that_stream(streams):
+    _, left, _ = streams
+    before = [len(stream.anomalies) for stream in streams]
+    left.ask({"do": "sigkill", "once": False})
+    left.wait_for_workers()
+    died = [
+        alert.name
+        for stream, count in zip(streams, before, strict=True)
+        for alert in stream.anomalies[count:]
+        if "worker died" in alert.name
+    ]
+    assert died == ["tested.left: worker died"]
+
+
+def test_given_a_stream_without_frames_when_the_others_have_some_then_it_alone_is_waiting(start_streams):
+    busy, unplugged = start_streams("busy", "unplugged", input_timeout_ms=300.0)
+    end_s = time.monotonic() + 0.8
+    while time.monotonic() < end_s:
+        assert busy.ask().outcome.word == "on_time"
+    assert (busy.health.name, unplugged.health.name) == ("NOMINAL", "WAITING")
+    assert unplugged.ask().outcome.word == "on_time"
+    assert unplugged.health.name != "WAITING"
+
+
+def test_given_frames_that_wait_when_a_worker_is_free_then_the_earliest_deadline_goes_first(start_streams):
+    late, early, first = start_streams(
+        "late",
+        "early",
+        "first",
+        backup="none",
+        budget_ms=9000.0,
+        **{"early.budget_ms": 8000.0, "first.priority": 1},
+    )
+    with first.running():
+        waiting = [late.offer(), early.offer()]
+    ran = late.answer(waiting[0][0]), early.answer(waiting[1][0])
+    assert ran[1].published_ns < ran[0].published_ns
+    with early.running():
+        waiting = [late.offer(), first.offer()]
+    ran = late.answer(waiting[0][0]), first.answer(waiting[1][0])
+    assert ran[1].published_ns < ran[0].published_ns
+
+
+def test_given_a_stream_with_a_budget_of_its_own_when_changed_live_then_only_that_stream_changes(streams):
+    front, left, _ = streams
+    front.reconfigure(budget_ms=4000.0)
+    try:
+        assert (front.ask().budget_ms, left.ask().budget_ms) == (4000.0, 5000.0)
+        assert front.actor.pool.config.name == "tested"
+    finally:
+        front.reconfigure()
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_given_drawn_frames_and_faults_when_all_is_over_then_every_frame_of_every_stream_became_something(
+    streams, seed
+):
+    draw = random.Random(seed)
+    for _ in range(60):
+        number = draw.randrange(len(streams))
+        orders = draw.choice([None] * 6 + [{"do": "raise"}, {"do": "nan"}, {"do": "sigkill"}])
+        streams[number].offer(orders, x=float(number))
+        time.sleep(draw.choice([0.0, 0.0, 0.005, 0.03]))
+    for number, stream in enumerate(streams):
+        stream.settle_accounts()
+        made = {stream.payload(one).poses[0].pose.position.x for one in stream.answers[-5:] if one.payload}
+        assert made <= {float(number), number + 1000.0, 1.0, 0.0}
+    streams[0].wait_for_workers()
+
+
+def test_given_two_streams_of_one_topic_when_connected_then_the_message_names_both(streams):
+    front, left, _ = (stream.actor for stream in streams)
+    shared = [StageInput(one, 0, "/image", TRIGGER, stamped=True) for one in (front, left)]
+    with pytest.raises(ConfigError, match=r"tested\.streams: front and left both take /image"):
+        refuse_one_topic(shared)
+
+
+@pytest.fixture(scope="module")
+def batched(start_streams):
+    return start_streams("a", "b", "c", "d", adapter="Batched", tiers=["full"], backup="none", batch="auto")
+
+
+def wait_together(streams, orders=None):
+    """One frame of each stream, which wait for the one worker while it runs another; their answers."""
+    with streams[0].running():
+        asked = [
+            (stream, stream.offer(orders if stream is streams[1] else None, x=float(n)))
+            for n, stream in enumerate(streams)
+            if n
+        ]
+    return [(stream, stream.answer(seq)) for stream, (seq, _) in asked]
+
+
+def batched_frames(streams):
+    return [stream.counters.batched for stream in streams]
+
+
+def test_given_frames_of_several_streams_that_wait_when_the_worker_is_free_then_they_run_together(batched):
+    before = batched_frames(batched)
+    for number, (stream, answer) in enumerate(wait_together(batched), start=1):
+        assert answer.outcome.word == "on_time", answer.reason
+        assert stream.payload(answer).poses[0].pose.position.x == number
+        stream.settle_accounts()
+    assert [now - was for now, was in zip(batched_frames(batched), before, strict=True)] == [0, 1, 1, 1]
+    assert batched[0].actor.batch_words == "up to 4 frames in one run"
+
+
+def test_given_a_frame_that_kills_its_worker_in_a_batch_when_over_then_its_streams_run_alone_until_they_are_well(
+    batched,
+):
+    answers = wait_together(batched, {"do": "sigkill", "once": False})
+    assert {answer.outcome.word for _, answer in answers} == {"crashed"}
+    batched[0].wait_for_workers()
+    before = batched_frames(batched)
+    assert {answer.outcome.word for _, answer in wait_together(batched)} == {"on_time"}
+    assert batched_frames(batched) == before
+    assert {answer.outcome.word for _, answer in wait_together(batched)} == {"on_time"}
+    assert batched_frames(batched) == [was + (n > 0) for n, was in enumerate(before)]
+
+
+def test_given_a_frame_that_fails_in_a_batch_when_answered_then_the_others_in_it_are_well(batched):
+    answers = wait_together(batched, {"do": "raise", "once": False})
+    assert [answer.outcome.word for _, answer in answers] == ["error", "on_time", "on_time"]

@@ -1,1 +1,0 @@
-"""Two runs against each other, and a verdict for each metric."""
