@@ -53,7 +53,7 @@ _EASES = 0.85  # likewise: less than this is no bend that goes on
 _NO_LONGER = 0.4  # of the quarter that turns most
 _EIGHTHS = np.linspace(0.0, 1.0, 9)
 # rad in an eighth of a plan; so much less than before and after is no road's bend, which grows and then fades
-_DIPS = 0.002
+_DIPS = 0.001
 _BENDS = 0.0005  # 1/m; where we drive so, how the road goes on is a guess
 _STRAIGHT = 1e-6  # rad/s: 5e-6 rad after 5 s, and enough for a division
 _STRAIGHT_ARC = 1e-6  # 1/m: 5 mm aside after 100 m, likewise
@@ -196,11 +196,13 @@ def lefts_of_roads(off: Complex, turned: Floats, bend: float) -> tuple[Floats, F
     return off.imag - aside_m, off.imag - np.minimum(np.maximum(eases, least_m), most_m), aside_m
 
 
-def along_joined(lane: Lane, seen: Seen, looks: Looks) -> Along:
+def along_joined(lane: Lane, arc: Arc, seen: Seen, looks: Looks) -> Along:
     """Obstacles along a road that leaves the plan's end as the plan does and has their direction beside them.
 
     A plan that leaves its lane has to expect them as near to its way as such a road allows; one that keeps
-    to it as far. How far they are if the road goes on as the plan ends is known better.
+    to it as far. How far they are if the road goes on as the plan ends is known better. But half of a change of
+    lanes ends aslant to the road: where it may be one, the road may also go on as we drive now until beside the
+    plan's end, and bend evenly from there.
     """
     end = lane.own_unit[-1] * (-1.0 if lane.backward else 1.0)
     off = (seen.places - lane.own_place[-1]) * end.conjugate()
@@ -218,9 +220,27 @@ def along_joined(lane: Lane, seen: Seen, looks: Looks) -> Along:
     else:
         room_m = unsure_m if looks is Looks.CIRCLE else -unsure_m
         left = np.copysign(np.maximum(np.abs(even) + room_m, 0.0), even)
+    if looks < Looks.BEND:
+        as_driven = left_of_what_we_drive(lane, arc, seen)
+        left = np.where(np.abs(as_driven) < np.abs(left), as_driven, left)
     s = lane.length + np.hypot(off.real, off.imag - left)
     velocities = (seen.velocities * (end * direction).conj()).real
     return Along(s, left, end * direction, velocities, np.zeros_like(s))
+
+
+def left_of_what_we_drive(lane: Lane, arc: Arc, seen: Seen) -> Floats:
+    """How far obstacles are to the left of the way that we would drive from the plan's end on, along the road.
+
+    That is, if the road goes on in the bend that we drive until beside the plan's end, and then bends evenly to where
+    they are; infinite where such a road does not lead.
+    """
+    end = lane.own_place[-1:]
+    (way,) = arc.beside(end)[2]
+    off = (seen.places - end) * way.conjugate()
+    direction = seen.velocities * way.conjugate()
+    turned = np.angle(np.where(direction.real < 0, -direction, direction))
+    leads = (off.real > 0.0) & (np.abs(turned) < _MOST_TURN)
+    return np.where(leads, off.imag - off.real * np.tan(0.5 * turned), np.inf)
 
 
 def leaves_lane(lane: Lane, arc: Arc) -> Looks:  # noqa: PLR0911 - one look after the other
@@ -296,7 +316,7 @@ def course_of(lane: Lane, arc: Arc, seen: Seen) -> Course:
     in_bend = changes and abs(arc.bend) > _BENDS
     along, joined = on_lane, beyond & (in_bend | (off_arc > _SAME_COURSE)) & ~goes_on
     if np.count_nonzero(joined):
-        on_joined = along_joined(lane, seen, looks)
+        on_joined = along_joined(lane, arc, seen, looks)
         turned = np.angle(on_joined.ways * travel.conjugate())
         joined &= np.abs(on_joined.left) < _ASIDE_M
         joined &= np.abs(turned) <= np.minimum(
