@@ -54,6 +54,7 @@ _NO_LONGER = 0.4  # of the quarter that turns most
 _EIGHTHS = np.linspace(0.0, 1.0, 9)
 # rad in an eighth of a plan; so much less than before and after is no road's bend, which grows and then fades
 _DIPS = 0.001
+_BEHIND_M = 8.0  # so far behind us, what drives along may still be before the bend that we are in
 _BENDS = 0.0005  # 1/m; where we drive so, how the road goes on is a guess
 _STRAIGHT = 1e-6  # rad/s: 5e-6 rad after 5 s, and enough for a division
 _STRAIGHT_ARC = 1e-6  # 1/m: 5 mm aside after 100 m, likewise
@@ -228,6 +229,16 @@ def along_joined(lane: Lane, arc: Arc, seen: Seen, looks: Looks) -> Along:
     return Along(s, left, end * direction, velocities, np.zeros_like(s))
 
 
+def drift_beside(on_lane: Along, bend: float) -> Floats:
+    """Drift of what drives along a little behind us, less what a bend explains that begins between it and us.
+
+    There the road may be straight still: then its direction leads into the bend.
+    """
+    back_m = np.minimum(np.maximum(-on_lane.s, 0.0), _BEHIND_M)
+    explained = bend * back_m * np.maximum(on_lane.ahead, 0.0)
+    return on_lane.drift - np.clip(on_lane.drift, np.minimum(explained, 0.0), np.maximum(explained, 0.0))
+
+
 def left_of_what_we_drive(lane: Lane, arc: Arc, seen: Seen) -> Floats:
     """How far obstacles are to the left of the way that we would drive from the plan's end on, along the road.
 
@@ -259,7 +270,7 @@ def leaves_lane(lane: Lane, arc: Arc) -> Looks:  # noqa: PLR0911 - one look afte
     turned = np.angle(lane.own_unit * complex(lane.own_unit[0]).conjugate())
     if abs(float(turned[-1])) < _BACK * (most := largest(np.abs(turned))) and most > _TURNED:
         return Looks.CHANGE
-    if dips(turned, lane) > _DIPS:
+    if dips(turned, lane, arc.bend) > _DIPS:
         return Looks.CHANGE
     quarters = np.interp(_QUARTERS * lane.length, lane.own_s, turned)
     turns = quarters[1:] - quarters[:-1]
@@ -276,14 +287,15 @@ def leaves_lane(lane: Lane, arc: Arc) -> Looks:  # noqa: PLR0911 - one look afte
     return Looks.EITHER if eases else Looks.BEND
 
 
-def dips(turned: Floats, lane: Lane) -> float:
+def dips(turned: Floats, lane: Lane, bend: float) -> float:
     """How much less a plan turns, the way that it turns most, than both before and after, in rad.
 
-    By eighths of it. A bend of a road grows and then fades; where something else is added, as a change of lanes to
-    the outside, it dips.
+    By eighths of it, and by the `bend` in 1/m that we drive before it. A bend of a road grows and then
+    fades. Where something else is added, as a change of lanes to the outside, it dips.
     """
     eighths = np.interp(_EIGHTHS * lane.length, lane.own_s, turned)
-    turns = (eighths[1:] - eighths[:-1]) * (1.0 if eighths[-1] >= 0.0 else -1.0)
+    turns = np.concatenate(((0.125 * bend * lane.length,), eighths[1:] - eighths[:-1]))
+    turns *= 1.0 if eighths[-1] >= 0.0 else -1.0
     before = np.maximum.accumulate(turns)
     after = np.maximum.accumulate(turns[::-1])[::-1]
     return largest(np.minimum(before, after) - turns)
@@ -298,10 +310,12 @@ def course_of(lane: Lane, arc: Arc, seen: Seen) -> Course:
     if lane.both_ways:
         still = np.zeros(len(moves))
         return Course(on_lane, on_arc, still, none, none, none, ~none, none, none, none, False)
+    looks = leaves_lane(lane, arc)
+    if looks >= Looks.BEND and abs(arc.bend) > _BENDS:
+        on_lane = on_lane._replace(drift=drift_beside(on_lane, arc.bend))
     slow = np.maximum(seen.speeds, STANDS)
     off_lane, off_arc = np.abs(on_lane.drift) / slow, np.abs(on_arc.drift) / slow
     is_along = moves & (np.abs(on_lane.ahead) >= _ALONG * slow) & (np.abs(on_lane.left) < _ASIDE_M)
-    looks = leaves_lane(lane, arc)
     changes = looks is Looks.CHANGE
     on_course = np.maximum(_ON_COURSE, _STRAYS / slow)
     as_we = on_lane.ahead > 0.0
