@@ -252,7 +252,7 @@ def test_given_a_bend_just_begun_when_a_car_is_on_the_straight_beside_then_only_
     track = bend_track(bend)
     beside = Box(-behind_m, left, velocity=(10.0, 0.0))
     found = course(track, [beside], bend)[0].along
-    assert found.drift[0] == pytest.approx(0.0, abs=0.02)
+    assert found.drift[0] == pytest.approx(0.0, abs=0.1)  # of a lane of chords
     against = beside._replace(velocity=(10.0, -side * drift))  # a bend explains nothing of this
     found = course(track, [against], bend)[0].along
     explained = abs(bend) * behind_m * 10.0

@@ -45,6 +45,7 @@ _BACK = 0.92  # of its largest turn; a plan that ends with less has begun to tur
 _TURNS_OFF = 0.042  # 1/m: sharper than 24 m is a junction more often than a bend of the road
 # 1/m, and rad: so sharp is a road, and so much it turns from a plan's end to where something is.
 _SHARPEST, _MOST_TURN = 0.062, 1.55
+_MUCH_TURN = 1.0  # rad; what has turned more may cross our road as well
 _MOST_ROUND = 2.2  # rad; what is further round the bend that we drive is on another part of the road
 _ASLANT = 0.25  # rad; in a change of lanes our own direction is aslant by less, on a straight road, too
 _LEAST_AHEAD_M = 5.0  # nearer, the direction of what comes says nothing of the road between
@@ -301,6 +302,17 @@ def dips(turned: Floats, lane: Lane, bend: float) -> float:
     return largest(np.minimum(before, after) - turns)
 
 
+def on_a_road(on_joined: Along, lane: Lane, travel: complex) -> tuple[Flags, Flags]:
+    """Which obstacles a road may lead to from the plan's end, and of which it is no more than a guess.
+
+    The latter may cross our road as well.
+    """
+    turned = np.abs(np.angle(on_joined.ways * travel.conjugate()))
+    leads = np.abs(on_joined.left) < _ASIDE_M
+    leads &= turned <= np.minimum(_SHARPEST * (on_joined.s - lane.length) + _ON_COURSE, _MOST_TURN)
+    return leads, turned > _MUCH_TURN
+
+
 def course_of(lane: Lane, arc: Arc, seen: Seen) -> Course:
     """Along which ways each obstacle may go on; see above."""
     on_lane = along_lane(lane, seen)
@@ -327,15 +339,14 @@ def course_of(lane: Lane, arc: Arc, seen: Seen) -> Course:
     goes_on = is_along & (as_the_plan | drifts) & (not changes)  # as the plan does at its end
     strays = beyond & goes_on & (np.abs(on_lane.drift) > _STRAYS_LITTLE)
     travel = complex(lane.own_unit[-1]) * (-1.0 if lane.backward else 1.0)
+    crosses = none
     in_bend = changes and abs(arc.bend) > _BENDS
     along, joined = on_lane, beyond & (in_bend | (off_arc > _SAME_COURSE)) & ~goes_on
     if np.count_nonzero(joined):
         on_joined = along_joined(lane, arc, seen, looks)
-        turned = np.angle(on_joined.ways * travel.conjugate())
-        joined &= np.abs(on_joined.left) < _ASIDE_M
-        joined &= np.abs(turned) <= np.minimum(
-            _SHARPEST * (on_joined.s - lane.length) + _ON_COURSE, _MOST_TURN
-        )
+        leads, crosses = on_a_road(on_joined, lane, travel)
+        joined &= leads
+        crosses &= joined
         along = Along._make(np.where(joined, *both) for both in zip(on_joined, on_lane, strict=True))
         is_along |= joined
     along = along._replace(
@@ -354,7 +365,7 @@ def course_of(lane: Lane, arc: Arc, seen: Seen) -> Course:
     if not lane.curved and abs(arc.bend) <= _STRAIGHT_ARC:  # then both are straight on
         by_lane, by_arc = joined, none
     by_lane |= joined
-    straight = ~(by_lane | by_arc)
+    straight = ~(by_lane | by_arc) | crosses
     bends = np.full(len(moves), arc.bend)
     course = Course(
         along, on_arc, bends, none, by_lane, by_arc, straight, joined, strays, is_along, changes
