@@ -346,7 +346,6 @@ def course_of(lane: Lane, arc: Arc, seen: Seen) -> Course:
         on_joined = along_joined(lane, arc, seen, looks)
         leads, crosses = on_a_road(on_joined, lane, travel)
         joined &= leads
-        crosses &= joined
         along = Along._make(np.where(joined, *both) for both in zip(on_joined, on_lane, strict=True))
         is_along |= joined
     along = along._replace(
@@ -365,7 +364,7 @@ def course_of(lane: Lane, arc: Arc, seen: Seen) -> Course:
     if not lane.curved and abs(arc.bend) <= _STRAIGHT_ARC:  # then both are straight on
         by_lane, by_arc = joined, none
     by_lane |= joined
-    straight = ~(by_lane | by_arc) | crosses
+    straight = ~(by_lane | by_arc) | (crosses & joined)
     bends = np.full(len(moves), arc.bend)
     course = Course(
         along, on_arc, bends, none, by_lane, by_arc, straight, joined, strays, is_along, changes
