@@ -231,12 +231,12 @@ def along_joined(lane: Lane, arc: Arc, seen: Seen, looks: Looks) -> Along:
 
 
 def drift_beside(on_lane: Along, bend: float) -> Floats:
-    """Drift of what drives along a little behind us, less what a bend explains that begins between it and us.
+    """Drift of what drives along in a lane beside, a little behind us, less what a bend explains that begins between it and us.
 
     There the road may be straight still: then its direction leads into the bend.
     """
     back_m = np.minimum(np.maximum(-on_lane.s, 0.0), _BEHIND_M)
-    explained = bend * back_m * np.maximum(on_lane.ahead, 0.0)
+    explained = bend * back_m * np.maximum(on_lane.ahead, 0.0) * (np.abs(on_lane.left) > _BESIDE_M)
     return on_lane.drift - np.clip(on_lane.drift, np.minimum(explained, 0.0), np.maximum(explained, 0.0))
 
 
