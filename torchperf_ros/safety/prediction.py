@@ -231,8 +231,9 @@ def along_joined(lane: Lane, arc: Arc, seen: Seen, looks: Looks) -> Along:
 
 
 def drift_beside(on_lane: Along, bend: float) -> Floats:
-    """Drift of what drives along in a lane beside, a little behind us, less what a bend explains that begins between it and us.
+    """Drift of what drives along in a lane beside, a little behind us, less what our bend explains.
 
+    That bend may begin between it and us.
     There the road may be straight still: then its direction leads into the bend.
     """
     back_m = np.minimum(np.maximum(-on_lane.s, 0.0), _BEHIND_M)
