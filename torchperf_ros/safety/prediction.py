@@ -49,7 +49,6 @@ _MUCH_TURN = 1.0  # rad; what has turned more may cross our road as well
 _MOST_ROUND = 2.2  # rad; what is further round the bend that we drive is on another part of the road
 _ASLANT = 0.25  # rad; in a change of lanes our own direction is aslant by less, on a straight road, too
 _LEAST_AHEAD_M = 5.0  # nearer, the direction of what comes says nothing of the road between
-_QUARTERS = np.linspace(0.0, 1.0, 5)
 _EASES = 0.85  # likewise: less than this is no bend that goes on
 _NO_LONGER = 0.4  # of the quarter that turns most
 _EIGHTHS = np.linspace(0.0, 1.0, 9)
@@ -237,8 +236,9 @@ def drift_beside(on_lane: Along, bend: float) -> Floats:
     There the road may be straight still: then its direction leads into the bend.
     """
     back_m = np.minimum(np.maximum(-on_lane.s, 0.0), _BEHIND_M)
-    explained = bend * back_m * np.maximum(on_lane.ahead, 0.0) * (np.abs(on_lane.left) > _BESIDE_M)
-    return on_lane.drift - np.clip(on_lane.drift, np.minimum(explained, 0.0), np.maximum(explained, 0.0))
+    explained = abs(bend) * back_m * (on_lane.ahead * (np.abs(on_lane.left) > _BESIDE_M))
+    into = math.copysign(1.0, bend)
+    return on_lane.drift - into * np.maximum(np.minimum(into * on_lane.drift, explained), 0.0)
 
 
 def left_of_what_we_drive(lane: Lane, arc: Arc, seen: Seen) -> Floats:
@@ -272,9 +272,10 @@ def leaves_lane(lane: Lane, arc: Arc) -> Looks:  # noqa: PLR0911 - one look afte
     turned = np.angle(lane.own_unit * complex(lane.own_unit[0]).conjugate())
     if abs(float(turned[-1])) < _BACK * (most := largest(np.abs(turned))) and most > _TURNED:
         return Looks.CHANGE
-    if dips(turned, lane, arc.bend) > _DIPS:
+    eighths = np.interp(_EIGHTHS * lane.length, lane.own_s, turned)
+    if dips(eighths, 0.125 * arc.bend * lane.length) > _DIPS:
         return Looks.CHANGE
-    quarters = np.interp(_QUARTERS * lane.length, lane.own_s, turned)
+    quarters = eighths[::2]
     turns = quarters[1:] - quarters[:-1]
     away = np.abs(turns - 0.25 * arc.bend * lane.length)
     most = largest(away)
@@ -289,17 +290,22 @@ def leaves_lane(lane: Lane, arc: Arc) -> Looks:  # noqa: PLR0911 - one look afte
     return Looks.EITHER if eases else Looks.BEND
 
 
-def dips(turned: Floats, lane: Lane, bend: float) -> float:
+def dips(eighths: Floats, turns_now: float) -> float:
     """How much less a plan turns, the way that it turns most, than both before and after, in rad.
 
-    By eighths of it, and by the `bend` in 1/m that we drive before it. A bend of a road grows and then
-    fades. Where something else is added, as a change of lanes to the outside, it dips.
+    A bend of a road grows and then fades. Where something else is added, as a change of lanes to the outside,
+    it dips.
+
+    Args:
+        eighths: how much the plan has turned after each eighth of it, in rad.
+        turns_now: how much an eighth turns in the bend that we drive before it, in rad.
     """
-    eighths = np.interp(_EIGHTHS * lane.length, lane.own_s, turned)
-    turns = np.concatenate(((0.125 * bend * lane.length,), eighths[1:] - eighths[:-1]))
-    turns *= 1.0 if eighths[-1] >= 0.0 else -1.0
-    before = np.maximum.accumulate(turns)
-    after = np.maximum.accumulate(turns[::-1])[::-1]
+    turns = np.empty(len(eighths))
+    turns[0] = turns_now
+    np.subtract(eighths[1:], eighths[:-1], out=turns[1:])
+    if eighths[-1] < 0.0:
+        turns = -turns
+    before, after = np.maximum.accumulate(turns), np.maximum.accumulate(turns[::-1])[::-1]
     return largest(np.minimum(before, after) - turns)
 
 
