@@ -35,6 +35,8 @@ _JUMP_FORGOTTEN_NS = NS_PER_S  # an older plan is no longer what the vehicle fol
 _STOP_POSES, _MOST_STOP_POSES = 31, 200  # of a path that the guard makes
 _STANDS = 0.1  # m/s; slower, a vehicle has no direction of travel
 _MOVES_M = 0.001  # from one pose to the next; less is rounding
+# Until the vehicle meets what comes: later, no way back is asked for; sooner, one has to be known.
+_FAR_S, _NEAR_S = 15.0, 8.0
 _AS_FAST = 0.5  # m/s between the vehicle and the plan that it goes on with
 _AS_HARD = 1.0  # m/s; impacts that differ by less are the same
 _TIME_HELPS = 3.0  # m/s^2: so much of an impact is still to be avoided for each second until then
@@ -488,7 +490,7 @@ class Guard:
         if path is None or motion is None or lane is None or lane.backward or not judged.closeness.in_way:
             return None, None
         self._own_lane.is_theirs(lane)
-        if judged.closeness.finding is not None:
+        if judged.closeness.finding is not None or judged.closeness.meets_s > _FAR_S:
             return None, None
         track = Track.of(path, situation.ros_now_ns, motion, situation.motion_age_s).from_now()
         finding, tried = None, False
@@ -499,8 +501,10 @@ class Guard:
             if not found.findings and (self._ends_in_lane(found) or not found.closeness.in_way):
                 return out, None
             finding = next((one for one in found.findings if one.check == "distance"), finding)
-        if not tried and self._own_lane.road(complex(lane.own_place[0])) is None:
-            return None, None  # it is still in its lane, or none is known
+        if not tried and (
+            judged.closeness.meets_s > _NEAR_S or self._own_lane.road(complex(lane.own_place[0])) is None
+        ):
+            return None, None  # it is still in its lane, or none is known, and it is not urgent
         text = "ends in the way of what comes towards it, and no way back into its lane is clear"
         if finding is None:
             return None, Finding("distance", math.nan, math.nan, text)
