@@ -36,8 +36,7 @@ _QUINTIC_STEERS = 60.0 * 2.7 / 0.4
 _SHORTEST_M = 6.0  # of a way back
 _STEEPEST = 0.5  # of the direction to the lane, beyond which nothing leads back
 _EASY = 2.0  # m/s^2 of braking once the vehicle is back
-# A vehicle keeps such shares of its speed to return, and brakes by so many m/s^2 once it is back.
-_SHARES = ((1.0, 2.0), (1.0, 6.0), (0.6, 6.0), (0.3, 6.0))
+_SHARES = (1.0, 0.6, 0.3)  # of its speed, that a vehicle keeps to return
 _CREEPS, _GETS_TO = 3.0, 5.0  # m/s; a slower vehicle gains so much to return
 _KEEPS_S = 1.0
 _BESIDE_S = (0.0, 1.0, 2.0, 3.0)  # for which it passes what is beside it
@@ -255,7 +254,8 @@ class OwnLane:
             ways = [
                 (Returns(then, hard, 0.0, stops), f"returns to its lane at {then:.3g} m/s and brakes")
                 for then, stops in [
-                    *((max(share * speed, _CREEPS), stops) for share, stops in _SHARES),
+                    (max(speed, _CREEPS), _EASY),
+                    *((max(share * speed, _CREEPS), hard) for share in _SHARES),
                     *(((_GETS_TO, _EASY), (_GETS_TO, hard)) if speed < _GETS_TO else ()),
                 ]
             ]
