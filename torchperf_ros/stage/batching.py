@@ -22,6 +22,7 @@ class FrameBatch:
 
     size: int
     turns: dict[int, Turn]
+    slowest_ms: float = 0.0  # the longest inference of those that were answered
 
 
 class BatchTimes:
