@@ -44,7 +44,7 @@ class StageThread:
         self._alarms: list[Alarm] = []
         for _ in config.streams:
             Alarm(self.waiter, self._alarms)
-        self._stopped = 0
+        self._stopped: set[int] = set()  # places of the stages that have asked for the end
         self._ran: dict[WorkerProcess, int] = {}  # the stream of whose frame a worker that is gone had one
         self._at: Stage | None = None  # which stage the thread works for, None: for all
         self._open = True
@@ -114,8 +114,9 @@ class StageThread:
     def stop(self, stage: "Stage") -> None:
         """End the thread and kill the workers, when the last of its stages asks for it."""
         with self.lock:
-            self._stopped += 1
-            if self._stopped < len(self.stages):
+            was_stopped = stage.place in self._stopped
+            self._stopped.add(stage.place)
+            if was_stopped or len(self._stopped) < len(self.stages):
                 return
         self._open = False
         with self.lock:

@@ -140,3 +140,12 @@ def test_given_streams_with_one_deadline_when_publishing_takes_time_then_the_las
         answers = [stream.answer(seq) for stream, seq in asked]
     assert words(answers) == ["late"] * 5
     assert max(stream.actor.margin.ms for stream in streams) > 3.5
+
+
+def test_given_a_stream_that_is_stopped_twice_when_the_others_go_on_then_they_have_their_workers(
+    start_streams,
+):
+    gone, *others = start_streams("gone", "left", "rear")
+    for _ in range(3):
+        gone.actor.stop()
+    assert [stream.ask().outcome.word for stream in others] == ["on_time"] * 2
