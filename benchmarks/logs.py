@@ -39,7 +39,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import psutil
@@ -57,13 +57,22 @@ from benchmarks.rig.report import Report, Target, say
 from torchperf_ros.api.cdr import restamped
 from torchperf_ros.api.clock import NS_PER_S
 from torchperf_ros.models.road_scene import ODOMETRY_TYPE, odometry_cdr
-from torchperf_ros.replay.batch.batch_cluster import BatchOptions, Cluster, open_cluster, replay_on
 from torchperf_ros.replay.batch.batch_logs import FoundLog, find_logs
-from torchperf_ros.replay.batch.batch_results import Ended, LogTask, replay_one
+from torchperf_ros.replay.batch.batch_tasks import (
+    BatchOptions,
+    Ended,
+    LogTask,
+    open_cluster,
+    replay_on,
+    replay_one,
+)
 from torchperf_ros.replay.logs.log_reader import LogReader
 from torchperf_ros.replay.output_log import OutputLog
 from torchperf_ros.replay.replay import replay
 from torchperf_ros.replay.replay_options import ReplayOptions
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 _SHOWN: Final = ("count", "p50", "p90", "p99", "max")
 _STEPS: Final = ("decode_ms", "preprocess_ms", "inference_ms", "postprocess_ms")
@@ -299,14 +308,14 @@ def _many(arguments: argparse.Namespace, report: Report) -> tuple[dict[str, Any]
     for workers in sorted({1, *arguments.parallel}):
         say(f"with {workers} at a time")
         began_s = time.monotonic()
-        with open_cluster(BatchOptions(folder, parallel=workers), _PACE, len(logs)) as cluster:
-            cluster.client.submit(int).result()
+        with open_cluster(BatchOptions(folder, parallel=workers), _PACE, len(logs)) as (client, _):
+            client.submit(int).result()
             ready_s = time.monotonic()
-            _hand_out(cluster, _tasks(folder / str(workers), logs, options, workers))
+            _hand_out(client, _tasks(folder / str(workers), logs, options, workers))
             done_s = time.monotonic()
             if workers == 1:
                 say("alone and on the cluster of one worker, in turns")
-                found_s = _in_turns(folder / "turns", cluster, logs, options, arguments.idle)
+                found_s = _in_turns(folder / "turns", client, logs, options, arguments.idle)
                 costs = {what: _spread(values) for what, values in found_s.items()}
             ending_s = time.monotonic()
         found = clusters[workers] = {
@@ -348,7 +357,7 @@ def _tasks(folder: Path, logs: Sequence[FoundLog], options: ReplayOptions, besid
 
 
 def _in_turns(
-    folder: Path, cluster: Cluster, logs: Sequence[FoundLog], options: ReplayOptions, idle_s: float
+    folder: Path, client: "Client", logs: Sequence[FoundLog], options: ReplayOptions, idle_s: float
 ) -> dict[str, list[float]]:
     """What logs cost in this process and on a cluster of one worker, in s."""
 
@@ -356,7 +365,7 @@ def _in_turns(
         _check(replay_one(task))
 
     def handed(task: LogTask) -> None:
-        _hand_out(cluster, [task])
+        _hand_out(client, [task])
 
     found: dict[Callable[[LogTask], None], list[_Cost]] = {alone: [], handed: []}
     for number, log in enumerate(logs):
@@ -366,7 +375,7 @@ def _in_turns(
     nothing_s = []
     for number in range(_NOTHING):
         at_s = time.monotonic()
-        cluster.client.submit(int, number, pure=False).result()
+        client.submit(int, number, pure=False).result()
         nothing_s.append(time.monotonic() - at_s)
     before_s = _processor_s()
     time.sleep(idle_s)
@@ -401,8 +410,8 @@ def _processor_s() -> float:
     return total_s
 
 
-def _hand_out(cluster: Cluster, tasks: list[LogTask]) -> None:
-    replay_on(cluster, tasks, lambda _log, how: _check(how))
+def _hand_out(client: "Client", tasks: list[LogTask]) -> None:
+    replay_on(client, tasks, lambda _log, how: _check(how))
 
 
 def _check(ended: Ended) -> None:

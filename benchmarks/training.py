@@ -35,7 +35,7 @@ from torchperf_ros.api.adapter import load_adapter
 from torchperf_ros.api.errors import one_line
 from torchperf_ros.api.training_task import HELD_OUT
 from torchperf_ros.engines.built_tier import BuiltTier, build_model, scoring_of
-from torchperf_ros.engines.engine import ENGINES
+from torchperf_ros.engines.package import ENGINES
 from torchperf_ros.engines.parity import check_engine
 from torchperf_ros.engines.stopwatch import time_interleaved
 from torchperf_ros.models.networks import DETECTOR_WEIGHTS, DETECTOR_WIDTHS, IMAGE_HEIGHT, IMAGE_WIDTH

@@ -27,22 +27,22 @@ STATEMENTS = {
     "settings": 1179,
     # Braking along an earlier plan begins where the vehicle is; what is only beside the way is no ground.
     "safety": 3238,
-    "workers": 2888,
+    "workers": 2869,
     "stage": 3338,
-    "engines": 2428,
+    "engines": 2371,
     "worker": 1558,
     "observe": 6100,
     # A node that a roll-out may reach loads it at configure, not on the thread that receives frames.
     "node": 2405,
-    "replay": 4228,
+    "replay": 4165,
     "models": 1880,
-    "tools": 3617,
+    "tools": 3480,
     "fleet": 2965,
     "world": 1473,
     "train": 1257,
 }
 """Of each room, docstrings included."""
-OPTIONS = 204
+OPTIONS = 190
 """And arguments, of all commands."""
 PARAMETERS = 121
 """Of the node and of one stage."""

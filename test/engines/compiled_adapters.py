@@ -4,7 +4,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torchperf_ros.api.adapter import Adapter
-from torchperf_ros.engines import package
+from torchperf_ros.engines import aoti
 
 
 class Mixed(torch.nn.Module):
@@ -42,35 +42,6 @@ class Counting(torch.nn.Module):
     def forward(self, x):
         self.calls[0] += 1.0
         return self.layer(x) + self.calls
-
-
-class Block(torch.nn.Module):
-    """It takes a keyword and returns a tuple; the last of its values is none."""
-
-    def __init__(self, width=4):
-        super().__init__()
-        self.layer, self.norm = torch.nn.Linear(width, width), torch.nn.LayerNorm(width)
-        torch.nn.init.normal_(self.norm.weight)  # as trained: equal ones would become part of the graph
-        torch.nn.init.normal_(self.norm.bias)
-
-    def forward(self, x, *, scale=1.0):
-        x = x + scale * torch.tanh(self.layer(self.norm(x)))
-        return x, x.sum(-1), None
-
-
-class Blocks(torch.nn.Module):
-    """Five equal blocks, the last of which is called twice."""
-
-    def __init__(self, count):
-        super().__init__()
-        self.blocks = torch.nn.ModuleList([Block() for _ in range(count)])
-
-    def forward(self, x, mask):
-        sums = []
-        for block in [*self.blocks, self.blocks[-1]]:
-            x, total, _ = block(x, scale=0.5)
-            sums.append(total * mask.sum(-1))
-        return x, torch.stack(sums)
 
 
 class Sign(torch.nn.Module):
@@ -158,14 +129,13 @@ class Compiled(Adapter):
         "full": (Mixed, 16),
         "fast": (Mixed, 4),
         "untraceable": (Untraceable, 4),
-        "blocks": (Blocks, 5),
         "split": (Split, 16),
     }
 
     def __init__(self, options, device):
         self.options = options
         if options.get("plain"):
-            package._variants = lambda model, *_: {"plain": (model, False)}
+            aoti._variants = lambda model, *_: {"plain": (model, False)}
 
     def build(self, tier):
         seed = self.options.get("seed", 0)

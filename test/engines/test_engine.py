@@ -1,6 +1,6 @@
-"""Engines, mostly without a code generator.
+"""The layer Engine, mostly without a code generator.
 
-What they compile for, and when, is the same with backend eager.
+What engines compile for, and when, is the same with backend eager.
 """
 
 import functools
@@ -8,21 +8,20 @@ import gc
 import subprocess
 import sys
 import textwrap
-import weakref
 
 import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from torchperf_ros.api.errors import ConfigError
+from torchperf_ros.engines import engine
 from torchperf_ros.engines.built_tier import BuiltTier, varying_dims
-from torchperf_ros.engines.cuda_graph import GraphReplay
-from torchperf_ros.engines.engine import make_runner
+from torchperf_ros.engines.engine import EngineUnavailable, GraphReplay
+from torchperf_ros.engines.package import make_runner
 from torchperf_ros.engines.package_engine import export, nested
 from torchperf_ros.engines.parity import check_engine, measure, random_inputs
 from torchperf_ros.settings.build_options import BuildOptions
 
-from .compiled_adapters import Mixed
+from .test_tier_loader import Loaded
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 X = torch.ones(2)
@@ -141,14 +140,6 @@ def test_given_an_example_of_batch_1_when_exported_then_no_declared_size_is_take
     assert len({str(shape[dim]) for dim in declared}) == len(declared)
 
 
-def test_given_inputs_that_share_a_range_when_exported_then_they_are_one_size():
-    example = (torch.zeros(1, 4), torch.ones(1, 3, dtype=torch.int64))
-    program = export(Mixed(4).eval(), example, {0: {0: (1, 8)}, 1: {-2: (1, 8)}})
-    sizes = [str(node.meta["val"].shape[0]) for node in program.graph.nodes if node.name in {"x", "mask"}]
-    assert len(sizes) == 2
-    assert len(set(sizes)) == 1
-
-
 @pytest.mark.parametrize("outputs", [X, (X,), [X, {"a": (X, X)}], {"b": X, "a": X}])
 def test_given_outputs_of_any_structure_when_a_package_is_called_then_they_have_it_again(outputs):
     leaves, tree = pytree.tree_flatten(outputs)
@@ -166,37 +157,6 @@ def layers(device):
         .eval()
         .to(device)
     )
-
-
-def test_given_the_cpu_when_a_cuda_graph_is_asked_for_then_the_error_names_parameter_and_device():
-    with pytest.raises(
-        ConfigError, match="parameter cuda_graphs: true is for CUDA; the device here is cpu"
-    ):
-        make_runner(BuiltTier(layers(CPU), (torch.zeros(1, 8),), {}, CPU), BuildOptions(cuda_graphs=True))
-
-
-@pytest.fixture
-def recorded(monkeypatch):
-    monkeypatch.setattr("torchperf_ros.engines.cuda_graph._capture", record)
-
-
-def record(call, inputs):
-    """A capture as a GPU does it: what is replayed knows where weights lie, and keeps nothing alive."""
-    there, outputs = weakref.ref(call), call(*inputs)
-    return lambda: outputs.copy_(there()(*inputs)), outputs
-
-
-def test_given_a_captured_model_that_nobody_else_keeps_when_called_then_its_weights_answer_every_shape(
-    recorded,
-):
-    net, inputs, other = layers(CPU), torch.randn(2, 8), torch.randn(3, 8)
-    with torch.inference_mode():
-        expected, of_other = net(inputs), net(other)
-        replay = GraphReplay(net, (torch.zeros(2, 8),))
-        del net
-        gc.collect()
-        assert torch.equal(replay(inputs), expected)
-        assert torch.equal(replay(other), of_other)  # not captured: the model itself answers
 
 
 @pytest.mark.gpu
@@ -232,7 +192,7 @@ def test_given_a_model_that_waits_for_the_device_when_captured_then_the_error_sa
     """In a process of its own: a failed capture leaves nothing that can be relied on."""
     code = """
         import torch
-        from torchperf_ros.engines.cuda_graph import CaptureFailed, GraphReplay
+        from torchperf_ros.engines.engine import CaptureFailed, GraphReplay
         try:
             GraphReplay(lambda x: x * float(x.sum()), (torch.ones(3, device="cuda"),))
         except CaptureFailed as error:
@@ -244,3 +204,111 @@ def test_given_a_model_that_waits_for_the_device_when_captured_then_the_error_sa
         [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False
     )
     assert done.stdout.startswith("it cannot be captured as a CUDA graph: "), done.stderr
+
+
+@pytest.fixture
+def captured(monkeypatch, fresh_compiler):
+    """Graphs are captured as ever and run op by op.
+
+    Inductor takes seconds, and does the same for a whole model.
+    """
+    monkeypatch.setattr(engine.torch, "compile", functools.partial(torch.compile, backend="eager"))
+
+
+def tier_of(adapters, name, model=None):
+    adapter = adapters.Compiled({"dynamic": True}, CPU)
+    with torch.inference_mode():
+        example = tuple(tensor.clone() for tensor in adapter.example_inputs(name))
+    return BuiltTier(model or adapter.build(name).eval(), example, adapter.dynamic_dims(), CPU)
+
+
+def runner_of(tier, parts):
+    with torch.inference_mode():
+        return make_runner(tier, BuildOptions("compile", parts=parts))
+
+
+@pytest.mark.usefixtures("captured")
+@pytest.mark.parametrize("parts", ["body", "body.0, body.2"])
+def test_given_parts_when_made_then_they_are_compiled_and_answers_are_the_models_own_at_every_size(
+    adapters, parts
+):
+    tier = tier_of(adapters, "split")
+    runner = runner_of(tier, parts)
+    assert runner.breaks == 0
+    assert runner.graphs >= len(parts.split(","))
+    torch.compiler.set_stance("fail_on_recompile")
+    with torch.inference_mode():
+        for batch in range(1, 9):
+            inputs = random_inputs(tier.example, batch, {0: {0: (batch, batch)}, 1: {0: (batch, batch)}})
+            torch.testing.assert_close(runner.call(*inputs), tier.model(*inputs))
+
+
+@pytest.mark.usefixtures("captured")
+def test_given_parts_when_run_then_between_calls_the_model_is_as_before_also_after_an_error(adapters):
+    tier = tier_of(adapters, "split")
+    before, seen = dict(vars(tier.model.body)), []
+    call = runner_of(tier, "body").call
+    assert vars(tier.model.body) == before
+    tier.model.body.register_forward_hook(lambda *_: seen.append("forward" in vars(tier.model.body)))
+    with torch.inference_mode():
+        call(*tier.example)
+        assert seen == [True]  # a hook of the user's runs once, around what is compiled
+        with pytest.raises(RuntimeError):
+            call(torch.zeros(1, 5), tier.example[1])
+        assert vars(tier.model.body) == before
+        tier.model(*tier.example)
+    assert seen == [True, False]
+
+
+class Counts(torch.nn.Module):
+    """Has a part that it knows by another name, one that it does not run, and a state that is no buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.spare = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+        self.other = torch.nn.Sequential(torch.nn.ReLU())
+
+    def forward(self, x, mask):
+        return self.body(x) * mask.sum(1, keepdim=True)
+
+
+@pytest.mark.usefixtures("captured")
+def test_given_a_part_whose_forward_was_replaced_when_run_then_that_one_is_compiled_and_stays(adapters):
+    tier = tier_of(adapters, "split")
+    own = tier.model.body.forward = lambda x: x * 3
+    call = runner_of(tier, "body").call
+    with torch.inference_mode():
+        torch.testing.assert_close(call(*tier.example), tier.model(*tier.example))
+    assert tier.model.body.forward is own
+
+
+@pytest.mark.usefixtures("captured")
+@pytest.mark.parametrize(
+    ("parts", "says"),
+    [
+        ("blocks", "the model has no module 'blocks'; at its top are body, spare, other"),
+        ("body,", "the model has no module ''"),
+        ("body, body", "body is named twice, or lies within another part"),
+        ("spare", "the model does not run spare on the example inputs"),
+        ("other.0, other", "other.0 is named twice, or lies within another part"),
+    ],
+)
+def test_given_parts_that_cannot_be_when_made_then_the_reason_names_them(adapters, parts, says):
+    with pytest.raises(EngineUnavailable, match=f"parts: {says}"):
+        runner_of(tier_of(adapters, "split", Counts().eval()), parts)
+
+
+@pytest.mark.usefixtures("captured")
+def test_given_parts_when_loaded_then_the_facts_say_which_and_eager_runs_with_the_reason_where_they_cannot_be(
+    adapters, tmp_path
+):
+    adapter = adapters.Compiled({"dynamic": True}, CPU)
+    good = Loaded(adapter, tmp_path, BuildOptions("compile", parts="body"), "split")
+    assert (good.facts.engine, good.facts.parts, good.facts.why) == ("compile", "body", "")
+    outputs, inputs = good.run(3)
+    with torch.inference_mode():
+        torch.testing.assert_close(outputs, adapter.build("split").eval()(*inputs))
+    none = Loaded(adapter, tmp_path, BuildOptions("compile", parts="encoder"), "split")
+    assert (none.facts.engine, none.facts.parts) == ("eager", "")
+    assert none.facts.why == "parts: the model has no module 'encoder'; at its top are body, head"
+    assert none.reported == [f"tier split runs in eager: {none.facts.why}"]

@@ -1,6 +1,11 @@
+"""What is done to a model before an engine runs it, and what runs in int8 by the graph that is really compiled."""
+
 import copy
 import subprocess
 import sys
+import zipfile
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,44 +13,47 @@ from torch import nn
 
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.engines import model_transforms
-from torchperf_ros.engines.model_transforms import applies, matrix_precision, transform
-from torchperf_ros.engines.package_engine import export
-from torchperf_ros.engines.parity import check, random_inputs
-from torchperf_ros.engines.quantisation import why_no_int8
-from torchperf_ros.models.camera import CameraAdapter
-from torchperf_ros.models.planner import PlannerAdapter
+from torchperf_ros.engines.built_tier import BuiltTier, read_frames, scoring_of, write_frames
+from torchperf_ros.engines.engine import EngineUnavailable
+from torchperf_ros.engines.fingerprint import identify
+from torchperf_ros.engines.model_transforms import (
+    applies,
+    int8_in_package,
+    layers_of,
+    matrix_precision,
+    quantise_static,
+    transform,
+    why_no_int8,
+)
+from torchperf_ros.engines.package import ENGINES, make_runner
+from torchperf_ros.engines.package_engine import Built, export
+from torchperf_ros.engines.parity import LIMITS, check, measure, random_inputs
 from torchperf_ros.settings.build_options import BuildOptions
+from torchperf_ros.workers.package_manifest import read_manifest
 
+from .compiled_adapters import Sees
+from .conftest import PATIENCE_S, build, job
+from .test_package_engines import needs
+from .test_tier_loader import Loaded
+
+pytestmark = pytest.mark.timeout(PATIENCE_S)
 CPU = torch.device("cpu")
 
 
-def lived(model):
-    """In eval mode, with batch normalisation that has seen data, so that it does something."""
-    generator = torch.Generator().manual_seed(3)
-    for module in model.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None:
-            module.running_mean.normal_(0.5, 0.2, generator=generator)
-            module.running_var.uniform_(0.5, 2.0, generator=generator)
-            if module.affine:
-                nn.init.uniform_(module.weight, 0.5, 1.5, generator=generator)
-                nn.init.normal_(module.bias, 0.0, 0.3, generator=generator)
-    return model.eval()
-
-
 class Blocks(nn.Module):
-    """Convolution and normalisation as attributes, called in another order than they are made, and a head."""
+    """Convolutions as attributes, called in another order than they are made, and a head."""
 
     def __init__(self):
         super().__init__()
-        self.norm = nn.BatchNorm2d(8)
-        self.conv = nn.Conv2d(3, 8, 3, padding=1, bias=False)
-        self.tail = nn.Sequential(nn.Conv2d(8, 8, 3, groups=2), nn.BatchNorm2d(8, affine=False), nn.ReLU())
-        self.up = nn.ConvTranspose2d(8, 4, 2, stride=2)
-        self.up_norm = nn.BatchNorm2d(4)
+        self.up, self.conv = (
+            nn.ConvTranspose2d(8, 4, 2, stride=2),
+            nn.Conv2d(3, 8, 3, padding=1, bias=False),
+        )
+        self.tail = nn.Sequential(nn.Conv2d(8, 8, 3, groups=2), nn.BatchNorm2d(8), nn.ReLU())
         self.head = nn.Linear(4, 5)
 
     def forward(self, image):
-        x = self.up_norm(self.up(self.tail(torch.relu(self.norm(self.conv(image))))))
+        x = self.up(self.tail(torch.relu(self.conv(image))))
         return {"pixels": x, "classes": self.head(x.mean(dim=(2, 3)))}
 
 
@@ -73,7 +81,7 @@ each_transform = pytest.mark.parametrize("options", EVERYTHING, ids=lambda optio
 @needs_torchao
 @each_transform
 def test_given_a_network_when_transformed_then_it_agrees_and_the_original_is_as_before(options):
-    model = lived(Blocks())
+    model = Blocks().eval()
     before, weights = model(image()), copy.deepcopy(model.state_dict())
     changed = transform(model, options, CPU, (image(),))
     assert changed is not model
@@ -90,7 +98,7 @@ def test_given_a_network_when_transformed_then_it_agrees_and_the_original_is_as_
     ("model", "options"),
     [
         *(
-            (lived(Blocks()), options)
+            (Blocks().eval(), options)
             for options in (
                 BuildOptions(),
                 BuildOptions("compile"),
@@ -108,33 +116,6 @@ def test_given_nothing_to_change_when_transformed_then_it_is_the_very_same_model
 def test_given_an_unknown_precision_when_transformed_then_the_error_names_it_and_what_is_allowed():
     with pytest.raises(ConfigError, match=r"precision: 'fp8' is not allowed; it has to be fp32, tf32"):
         transform(linear(), BuildOptions(precision="fp8"), CPU, (torch.zeros(1, 32),))
-
-
-@needs_torchao
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [
-        (CameraAdapter, BuildOptions(precision="bf16", channels_last=True)),
-        (PlannerAdapter, BuildOptions(precision="int8_dynamic")),
-    ],
-)
-def test_given_a_reference_adapter_when_transformed_and_exported_then_the_program_agrees(kind, options):
-    adapter = kind({}, CPU)
-    model, example = adapter.build("fast"), adapter.example_inputs("fast")
-    with torch.no_grad():
-        program = torch.export.export(transform(model, options, CPU, example), example)
-        inputs = random_inputs(example, 5)
-        check(model(*inputs), program.module()(*inputs), options.precision)
-
-
-@needs_torchao
-def test_given_a_transformed_model_when_exported_with_a_dynamic_size_then_inputs_are_named_as_the_models():
-    changed = transform(linear(), BuildOptions(precision="int8_dynamic"), CPU, (torch.zeros(1, 32),))
-    batch = torch.export.Dim("batch", min=1, max=64)
-    with torch.no_grad():
-        program = torch.export.export(changed, (torch.randn(4, 32),), dynamic_shapes=({0: batch},))
-        x = torch.randn(9, 32)
-        torch.testing.assert_close(program.module()(x), changed(x), rtol=1e-2, atol=1e-2)
 
 
 class OwnTypes(nn.Module):
@@ -168,21 +149,13 @@ def test_given_outputs_of_several_types_when_the_precision_is_another_then_each_
         check(model(x), torch.compile(changed, fullgraph=True, backend="eager")(x), precision)
 
 
-def test_given_everything_at_once_when_compiled_then_it_agrees():
-    model = lived(Blocks())
-    options = BuildOptions(engine="compile", precision="bf16", channels_last=True)
-    compiled = torch.compile(transform(model, options, CPU, (image(),)), fullgraph=True, backend="eager")
-    with torch.inference_mode():
-        check(model(image()), compiled(image()), "bf16")
-
-
 @pytest.mark.parametrize(
     ("model", "options", "reason"),
     [
-        (lived(Blocks()), BuildOptions(channels_last=True), ""),
+        (Blocks().eval(), BuildOptions(channels_last=True), ""),
         (linear(), BuildOptions(channels_last=True), "no two-dimensional convolution"),
         (
-            lived(Blocks()).to(memory_format=torch.channels_last),
+            Blocks().eval().to(memory_format=torch.channels_last),
             BuildOptions(channels_last=True),
             "the model does so itself",
         ),
@@ -267,3 +240,179 @@ def test_given_weights_in_int8_that_were_exported_when_asked_for_channels_last_t
     )
     export(quantised, example, {})  # torch refuses to move weights that its exporter has looked at
     assert transform(quantised, BuildOptions(channels_last=True), CPU, example) is quantised
+
+
+STATIC = BuildOptions("aoti", precision="int8_static")
+
+
+def tier(model=None, example=None):
+    adapter = Sees({}, CPU)
+    if model is None:
+        return BuiltTier(
+            adapter.build("full").eval(),
+            adapter.example_inputs("full"),
+            {},
+            CPU,
+            scoring=scoring_of(adapter, "full", CPU),
+        )
+    return BuiltTier(model.eval(), example, {}, CPU)
+
+
+def package_of(folder, options, loss):
+    """What a compile process builds of `Sees` whose task says that all but eager lose so much."""
+    values = job(
+        folder, adapter="compiled_adapters:Sees", options={"loss": loss}, build=[options.as_dict()]
+    )
+    said, good = build(values)
+    return next(one for one in said if one["kind"] in {"built", "failed"}), good
+
+
+@needs_torchao
+def test_given_convolutions_when_built_then_the_manifest_says_how_many_run_in_int8_and_a_worker_takes_it(
+    adapters, tmp_path
+):
+    said, good = package_of(tmp_path / "cache", STATIC, 0.004)
+    assert good, said
+    package = Path(said["package"])
+    manifest = read_manifest(package)
+    assert manifest.int8 == {
+        "convolutions": {"there": 3, "quantised": 2, "int8": 2},
+        # its input is not contiguous: Inductor multiplies in fp32
+        "linear layers": {"there": 1, "quantised": 1, "int8": 0},
+    }
+    assert int8_in_package(package) == {"convolutions": 2}
+    assert manifest.parity["loss"] == pytest.approx(0.004)
+    assert manifest.identity.quantised.startswith("torchao ")
+    adapter = adapters.Sees({"loss": 0.004}, CPU)
+    loaded = Loaded(adapter, package.parent, STATIC)
+    assert (loaded.facts.engine, loaded.facts.why, loaded.missing) == ("aoti", "", [])
+    with torch.inference_mode():
+        (image,) = inputs = adapter.score_inputs("full")[0]
+        expected = adapter.build("full")(image)
+        distance = measure(expected, loaded.tier.run(inputs)[0]).relative_l2
+        assert (
+            0.0 < distance < LIMITS["int8_static"].relative_l2
+        )  # without VNNI, products of bytes saturate
+
+
+@needs_torchao
+def test_given_a_task_whose_accuracy_falls_when_built_then_it_is_refused_with_the_figure(
+    adapters, tmp_path
+):
+    needs("onnxruntime")
+    said, good = package_of(tmp_path, BuildOptions("onnxruntime", precision="int8_dynamic"), 0.006)
+    assert not good
+    assert (
+        "map on held-out examples is 0.8940, eager's 0.9000; at most 0.005 less is allowed" in said["text"]
+    )
+    assert not list(tmp_path.glob("*.onnx"))
+
+
+@needs_torchao
+@pytest.mark.parametrize(
+    ("engine", "precision", "model", "why"),
+    [
+        ("aoti", "int8_static", nn.ReLU(), "int8_static: the model has no convolution and no linear layer"),
+        (
+            "aoti",
+            "int8_dynamic",
+            nn.Conv2d(3, 3, 1),
+            "no nn.Linear layer; int8_static takes convolutions, too",
+        ),
+        ("onnxruntime", "int8_dynamic", nn.ReLU(), "int8_dynamic: the model has no nn.Linear layer"),
+        (
+            "aoti",
+            "int8_weight",
+            nn.Linear(16, 8),
+            "1 of 1 linear layers are quantised, none runs in int8 as aoti has",
+        ),
+    ],
+)
+def test_given_a_graph_that_would_run_in_fp32_when_built_then_it_is_refused_and_the_layers_are_counted(
+    monkeypatch, tmp_path, engine, precision, model, why
+):
+    needs(engine)
+
+    def without_kernels(model, example, dims, path):  # what Inductor makes of so small a layer, in no time
+        with zipfile.ZipFile(path, "w") as package:
+            package.writestr("model/code.cpp", "int main() {}")
+        return Built("")
+
+    monkeypatch.setattr("torchperf_ros.engines.aoti.build_package", without_kernels)
+    own = tier(model, (torch.ones(1, 3, 16, 16),))
+    with pytest.raises(EngineUnavailable, match=why):
+        ENGINES[engine].build(own, BuildOptions(engine, precision=precision), tmp_path / "model")
+
+
+@needs_torchao
+def test_given_static_int8_when_torch_compile_is_asked_for_it_then_it_says_who_has_it():
+    with pytest.raises(EngineUnavailable, match="compile has no precision int8_static; aoti has"):
+        make_runner(tier(), BuildOptions("compile", precision="int8_static"))
+
+
+@needs_torchao
+def test_given_frames_unlike_the_example_when_quantised_then_ranges_are_theirs_and_random_ones_would_not_do():
+    own = tier()
+
+    def error(calibration):
+        graph = quantise_static(export(own.model, own.example, {}).module(check_guards=False), calibration)
+        with torch.inference_mode():
+            return measure(own.model(*frame), graph(*frame)).relative_l2, layers_of(graph.graph)
+
+    (frame,), (other,) = own.calibration(), own.held_out()
+    assert not frame[0].equal(other[0])
+    near, left = error(own.calibration())
+    assert left == {"convolutions": 1}  # the transposed one
+    assert near < 0.05
+    assert error([random_inputs(own.example, seed) for seed in (1, 2)])[0] > 0.5
+
+
+class Zeros(Sees):
+    """Its example and its other inputs are blank, as those of many adapters are."""
+
+    def example_inputs(self, tier):
+        return (torch.zeros(1, 3, 16, 16),)
+
+    def score_inputs(self, tier):
+        return [*([(torch.zeros(1, 3, 16, 16),)] * 3), *super().score_inputs(tier)[:1]]
+
+
+@needs_torchao
+def test_given_blank_inputs_when_quantised_statically_then_it_is_refused_until_a_log_has_frames(tmp_path):
+    adapter = Zeros({}, CPU)
+    blank = BuiltTier(
+        adapter.build("full").eval(),
+        adapter.example_inputs("full"),
+        {},
+        CPU,
+        scoring=scoring_of(adapter, "full", CPU),
+    )
+    with pytest.raises(
+        EngineUnavailable, match="there are 1 that are not constant, 2 are needed: --log LOG, or"
+    ):
+        ENGINES["aoti"].build(blank, STATIC, tmp_path / "model.pt2")
+    frames = [(40.0 * torch.randn(1, 3, 16, 16),) for _ in range(5)]
+    write_frames([*frames, (torch.ones(1, 3, 8, 8),)], tmp_path / "frames.safetensors")
+    kept = read_frames(str(tmp_path / "frames.safetensors"), blank.example, CPU)
+    seen = replace(blank, frames=kept)
+    assert [len(kept), len(seen.calibration()), len(seen.held_out()), seen.why_uncalibrated()] == [
+        5,
+        3,
+        2,
+        "",
+    ]
+    assert all(a.equal(b) for (a,), (b,) in zip(kept, frames, strict=True))
+
+
+@needs_torchao
+def test_given_other_frames_or_another_precision_then_the_package_is_another():
+    other = Sees({}, CPU)
+    other.score_inputs = lambda _: [(torch.ones(1, 3, 16, 16),)]
+    own = tier()
+    changed = BuiltTier(own.model, own.example, {}, CPU, scoring=scoring_of(other, "full", CPU))
+    keys = [
+        identify(one, options).key for one in (own, changed) for options in (STATIC, BuildOptions("aoti"))
+    ]
+    assert len(set(keys)) == 3
+    assert keys[1] == keys[3]  # which no range is taken for
+    assert identify(tier(), STATIC).key == keys[0]

@@ -11,18 +11,18 @@ import pytest
 import torch
 
 from torchperf_ros.api.adapter import load_adapter
-from torchperf_ros.engines.fingerprint import machine_facts
-from torchperf_ros.engines.package import (
+from torchperf_ros.engines.aoti import (
     build_package,
     check_linked,
     check_toolkit,
     load_package,
-    name_torch_unquoted,
 )
+from torchperf_ros.engines.engine import name_torch_unquoted
+from torchperf_ros.engines.fingerprint import machine_facts
 from torchperf_ros.engines.package_engine import Built
 from torchperf_ros.engines.parity import check_engine
 from torchperf_ros.settings.user_folder import exposed
-from torchperf_ros.workers.package_manifest import PackageError, check_package, read_manifest
+from torchperf_ros.workers.package_manifest import PackageError, check_package
 
 from .compiled_adapters import Counting
 from .conftest import PATIENCE_S, build, job
@@ -38,7 +38,7 @@ def kinds(said):
 @pytest.fixture
 def no_build(monkeypatch):
     monkeypatch.setattr(
-        "torchperf_ros.engines.package.build_package", lambda *inputs: pytest.fail("built again")
+        "torchperf_ros.engines.aoti.build_package", lambda *inputs: pytest.fail("built again")
     )
 
 
@@ -104,22 +104,6 @@ def test_given_a_umask_for_groups_when_built_then_only_the_user_may_enter_the_ca
     assert sorted({path.suffix for path in built.cache.folder.glob("*.p*")}) == [".pt2"]  # no half file
 
 
-def test_given_a_package_that_is_there_when_asked_again_then_it_is_not_built(built, no_build):
-    said, good = build(job(built.cache.folder))
-    assert good
-    (result,) = (message for message in said if message["kind"] == "built")
-    assert result["new"] is False
-    assert result["package"] == str(built.package())
-
-
-def test_given_other_weights_when_planned_then_another_package_would_be_built(built):
-    said, good = build(job(built.cache.folder, dry_run=True, options={"seed": 1}))
-    assert good
-    assert kinds(said) == ["planned", "done"]
-    assert "would be built: " in said[1]["text"]
-    assert " is not there" in said[1]["text"]
-
-
 def test_given_weights_that_differ_at_every_build_when_built_or_planned_then_they_are_named_and_nothing_is_compiled(
     adapters, no_build, tmp_path
 ):
@@ -161,10 +145,10 @@ def compiler(monkeypatch):
 
     monkeypatch.setattr("torch._inductor.aoti_compile_and_package", compile_and_package)
     monkeypatch.setattr(
-        "torchperf_ros.engines.package.check_linked", lambda path: None
+        "torchperf_ros.engines.aoti.check_linked", lambda path: None
     )  # a number links nothing
-    monkeypatch.setattr("torchperf_ros.engines.package.load_package", load)
-    monkeypatch.setattr("torchperf_ros.engines.package._VARIANT_SECONDS", 0.01)
+    monkeypatch.setattr("torchperf_ros.engines.aoti.load_package", load)
+    monkeypatch.setattr("torchperf_ros.engines.aoti._VARIANT_SECONDS", 0.01)
     return given
 
 
@@ -191,17 +175,17 @@ def test_given_a_variant_that_cannot_be_compiled_when_built_then_the_other_is_ke
     compiler, monkeypatch, tmp_path
 ):
     whole = torch._inductor.aoti_compile_and_package
-
-    def picky(program, package_path, inductor_configs):
-        if inductor_configs["freezing"] or refuses_all:
-            raise NotImplementedError("no such operator")
-        whole(program, package_path, inductor_configs)
-
-    monkeypatch.setattr("torch._inductor.aoti_compile_and_package", picky)
-    refuses_all = False
     arguments = torch.nn.Linear(4, 4), (torch.zeros(1, 4),), {}, tmp_path / "model.pt2"
-    assert list(build_package(*arguments).variants_ms) == ["plain"]
-    refuses_all = True
+    for refused in ({True}, {True, False}):
+
+        def picky(program, package_path, inductor_configs, refused=refused):
+            if inductor_configs["freezing"] in refused:
+                raise NotImplementedError("no such operator")
+            whole(program, package_path, inductor_configs)
+
+        monkeypatch.setattr("torch._inductor.aoti_compile_and_package", picky)
+        if False not in refused:
+            assert list(build_package(*arguments).variants_ms) == ["plain"]
     with pytest.raises(NotImplementedError, match="no such operator"):
         build_package(*arguments)
     assert [path.name for path in tmp_path.iterdir()] == ["model.pt2"]
@@ -216,21 +200,10 @@ def test_given_a_dry_run_when_planned_then_it_says_what_is_there_and_writes_noth
     (_, planned, _), _ = build(job(built.cache.folder, dry_run=True, force=True))
     assert planned["text"].endswith("; it would be built again")
     assert sorted(built.cache.folder.iterdir()) == before
-    build(job(tmp_path / "none", dry_run=True))
-    assert not (tmp_path / "none").exists()
-
-
-def test_given_a_damaged_package_when_built_then_it_is_replaced(built, monkeypatch, tmp_path):
-    shutil.copytree(built.cache.folder, tmp_path / "copy")
-    package = tmp_path / "copy" / built.package().name
-    good = package.read_bytes()
-    package.write_bytes(good[:-1] + b"?")
-    (_, planned, _), _ = build(job(tmp_path / "copy", dry_run=True))
-    assert "corrupt" in planned["text"]
-    copy_instead_of_building(monkeypatch, good)
-    (*_, result, _), _ = build(job(tmp_path / "copy"))
-    assert result["new"] is True
-    check_package(package, read_manifest(built.package()).identity)
+    (_, planned, _), good = build(job(tmp_path / "none", dry_run=True))
+    assert (good, (tmp_path / "none").exists()) == (True, False)
+    assert planned["text"].startswith("would be built: ")
+    assert planned["text"].endswith(" is not there")
 
 
 def copy_instead_of_building(monkeypatch, content):
@@ -240,7 +213,7 @@ def copy_instead_of_building(monkeypatch, content):
         path.write_bytes(content)
         return Built("g" * 64)
 
-    monkeypatch.setattr("torchperf_ros.engines.package.build_package", copy)
+    monkeypatch.setattr("torchperf_ros.engines.aoti.build_package", copy)
 
 
 def test_given_a_folder_when_built_then_the_package_has_the_tiers_name_and_is_built_once(

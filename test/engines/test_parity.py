@@ -3,8 +3,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from torchperf_ros.api.errors import AdapterError
 from torchperf_ros.engines.built_tier import drawing_task, judged, scoring_of
@@ -80,16 +78,6 @@ def test_given_outputs_of_any_type_when_one_value_differs_then_it_counts(dtype):
     assert measure(expected, found).relative_l2 == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize("found", [1e-9, 1e3])
-def test_given_expected_zeros_when_checked_then_the_errors_decide(found):
-    outputs = torch.zeros(3), torch.full((3,), found)
-    if found < 1.0:
-        assert check(*outputs, "fp32").max_error == pytest.approx(found)
-    else:
-        with pytest.raises(ParityError):
-            check(*outputs, "fp32")
-
-
 def test_given_a_small_output_beside_a_large_one_when_it_is_wrong_then_it_is_refused():
     large = torch.full((1000,), 1000.0)
     with pytest.raises(ParityError, match="max error 1"):
@@ -110,30 +98,28 @@ def test_given_the_parity_of_an_earlier_version_when_read_then_its_further_figur
     assert Parity.read({"relative_l2": 0.1, "cosine": 0.9, "max_error": 0.2}) == Parity(0.1, 0.2)
 
 
-def engine_check(reference, candidate, **more):
+def engine_check(candidate, reference=lambda x: x, **more):
     return check_engine(reference, candidate, (torch.ones(1, 3),), {}, "fp32", **more)
 
 
-def test_given_a_good_engine_when_checked_then_the_worst_figures_come_back():
-    off = iter([0.0, 1e-4, 0.0])
-    parity = engine_check(lambda x: x, lambda x: x + next(off), seeds=3)
-    assert 0 < parity.max_error < 1e-2
-
-
-def test_given_an_engine_that_is_wrong_at_the_last_input_only_when_checked_then_it_is_refused():
-    off = iter([0.0, 0.0, 1.0])
-    with pytest.raises(ParityError, match="outputs differ from eager's: relative L2"):
-        engine_check(lambda x: x, lambda x: x + next(off), seeds=3)
+def test_given_engines_when_checked_then_the_worst_of_all_inputs_counts():
+    for last, good in ((1e-4, True), (1.0, False)):
+        off = iter([0.0, 0.0, last])
+        if good:
+            assert 0 < engine_check(lambda x, off=off: x + next(off)).max_error < 1e-2
+        else:
+            with pytest.raises(ParityError, match="outputs differ from eager's: relative L2"):
+                engine_check(lambda x, off=off: x + next(off))
 
 
 def test_given_an_engine_that_ignores_its_inputs_when_checked_then_it_is_refused_though_the_figures_are_good():
     base = torch.full((1, 3), 1e6)
     with pytest.raises(ParityError, match="do not depend on the inputs"):
-        engine_check(lambda x: base + x, lambda x: base)
+        engine_check(lambda x: base, lambda x: base + x)
 
 
 def test_given_a_model_that_ignores_its_inputs_when_checked_then_its_engine_may_as_well():
-    assert engine_check(lambda x: X, lambda x: X.clone()) == Parity(0.0, 0.0)
+    assert engine_check(lambda x: X.clone(), lambda x: X) == Parity(0.0, 0.0)
 
 
 def test_given_a_model_that_writes_to_its_inputs_when_checked_then_the_engine_gets_them_as_drawn():
@@ -154,7 +140,7 @@ ANSWERED = (torch.tensor([[1.0, -1.0, 2.0]]),), (torch.tensor([[-1.0, 3.0, -2.0]
 
 
 def by_sign(candidate, score=same_sign, inputs=ANSWERED):
-    return engine_check(lambda x: x, candidate, scoring=Scoring(score, lambda: inputs))
+    return engine_check(candidate, scoring=Scoring(score, lambda: inputs))
 
 
 def test_given_numbers_beyond_the_limit_when_the_answers_are_the_same_then_the_engine_passes_and_the_score_is_kept():
@@ -193,14 +179,6 @@ def test_given_nan_that_no_answer_shows_when_scored_then_the_engine_is_refused()
         by_sign(lambda x: torch.where(x == 2.0, torch.nan, 1.08 * x), score=blind)
 
 
-def test_given_one_answer_to_all_other_inputs_when_scored_then_the_engine_is_refused_all_the_same():
-    def candidate(x):
-        return 1.08 * x if any(x.equal(one) for (one,) in ANSWERED) else torch.ones(1, 3)
-
-    with pytest.raises(ParityError, match="do not depend on the inputs"):
-        by_sign(candidate)
-
-
 def test_given_an_engine_that_is_known_by_its_score_when_other_sizes_are_checked_then_twice_its_distance_is_allowed():
     known = Parity(0.08, 0.1, score=1.0)
     check(X, 1.15 * X, "fp32", known)
@@ -210,7 +188,7 @@ def test_given_an_engine_that_is_known_by_its_score_when_other_sizes_are_checked
 
 def test_given_an_engine_that_reuses_its_memory_when_checked_then_it_is_not_taken_for_a_constant():
     kept = torch.empty(1, 3)
-    engine_check(lambda x: x, kept.copy_)
+    engine_check(kept.copy_)
 
 
 def test_given_dynamic_dims_when_drawn_then_sizes_lie_in_the_ranges_and_are_shared_as_declared():
@@ -346,52 +324,23 @@ def test_given_static_int8_when_random_inputs_are_out_of_its_ranges_then_those_o
         check_with(scored(0.98), "int8_static", clipped)
 
 
-@given(st.integers(0, 2**31), st.sampled_from(["int8_static", "int8_dynamic", "int8_weight"]))
-def test_given_quantised_classes_when_one_in_fifty_is_another_then_numbers_that_are_near_do_not_help(
-    seed, precision
-):
-    generator = torch.Generator().manual_seed(seed)
-    frames = [(5.0 + torch.rand(1, 4, 20, 20, generator=generator),) for _ in range(4)]
-
-    def rounded(x, share):
-        """Nearly the same numbers; at this share of the places the two largest change places."""
-        values, order = x.sort(1, descending=True)
-        swapped = torch.rand(x.shape[2:], generator=torch.Generator().manual_seed(1)) < share
-        middle = values[:, :2].mean(1, keepdim=True)
-        near = torch.cat(
-            [
-                torch.where(swapped, middle - 1e-4, values[:, :1]),
-                torch.where(swapped, middle + 1e-4, values[:, 1:2]),
-                values[:, 2:],
-            ],
-            1,
-        )
-        return torch.zeros_like(x).scatter(1, order, near)
-
-    def check_rounded(share):
-        held_out = Scoring(lambda *_: None, list, held_out=frames)
-        return check_engine(eager, lambda x: rounded(x, share), frames[0], {}, precision, scoring=held_out)
-
-    assert check_rounded(0.0).relative_l2 < 1e-6
-    with pytest.raises(
-        ParityError, match=r"answers differ from eager's: of output 0, 9\d\.\d% of the largest along"
-    ):
-        check_rounded(0.04)
-
-
-def test_given_one_class_everywhere_when_the_engine_finds_another_then_it_is_refused_though_numbers_are_near():
-    frames = [
-        (2.0 + torch.rand(1, 1, 8, 8).expand(1, 2, 8, 8) - torch.tensor([0.0, 0.01]).view(1, 2, 1, 1),)
-    ] * 2
+def test_given_quantised_classes_when_one_in_25_is_another_then_numbers_that_are_near_do_not_help():
+    classes = torch.arange(100.0).view(1, 1, 10, 10)  # two that differ by little at every place
+    frames = [(torch.cat([classes, classes + 0.01], 1),)] * 2
     held_out = Scoring(lambda *_: None, list, held_out=frames)
-    with pytest.raises(
-        ParityError, match=r"of output 0, 0\.0% of the largest along dimension 1 are the same"
-    ):
-        check_engine(
+
+    def check_swapped(places):
+        return check_engine(
             eager,
-            lambda x: x + torch.tensor([0.0, 0.02]).view(1, 2, 1, 1),
+            lambda x: torch.where(classes < places, x.flip(1), x),
             frames[0],
             {},
-            "int8_static",
+            "int8_dynamic",
             scoring=held_out,
         )
+
+    check_swapped(1)
+    with pytest.raises(
+        ParityError, match=r"answers differ from eager's: of output 0, 96\.0% of the largest along"
+    ):
+        check_swapped(4)

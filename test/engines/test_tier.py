@@ -1,15 +1,14 @@
 import math
 import time
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from torchperf_ros.engines.device import Device, choose_device
 from torchperf_ros.engines.engine import Runner
-from torchperf_ros.engines.outputs import tensors_in
+from torchperf_ros.engines.package import Package
 from torchperf_ros.worker.tier import InvalidOutput, OutputCheck, Tier
 from torchperf_ros.workers.calibration import Calibration
 from torchperf_ros.workers.control import TierFacts
@@ -44,17 +43,6 @@ def test_given_a_model_when_run_then_outputs_and_time_come_back(device):
     assert took_ns > 0
 
 
-def test_given_known_times_when_calibrated_then_median_and_p99_are_theirs_without_the_warm_up(
-    device, monkeypatch
-):
-    engine = eager(Counting(), device)
-    times_ms = iter([900.0, 900.0, 900.0, *range(1, 21)])
-    monkeypatch.setattr(engine, "_timed", lambda inputs: (None, next(times_ms) * 1e6))
-    calibration = engine.calibrate((torch.ones(1),))
-    assert calibration.median_ms == 10.5
-    assert calibration.p99_ms == pytest.approx(19.81)
-
-
 class Engine:
     """Raises what it is told to, one after the other, then answers."""
 
@@ -71,11 +59,6 @@ class Engine:
         return {"y": x * 3.0}
 
 
-RECOMPILE = RuntimeError(
-    "Detected recompile when torch.compile stance is 'fail_on_recompile'. filename: 'm.py', function name:"
-    " 'forward'\n    triggered by the following guard failure(s):\n    - 0/0: tensor 'x' size mismatch at"
-    " index 0. expected 3, actual 4\n    - 0/1: tensor 'x' dtype mismatch"
-)
 WRONG = (ValueError("one"), RuntimeError("two"), KeyError("three"))
 X = (torch.ones(1),)
 
@@ -86,7 +69,7 @@ def engine(*errors, model=None, eager=True):
     model = model or Counting()
     tier = Tier(
         TierFacts("full", "aoti"),
-        Runner(call, graphs=1, package="key"),
+        Runner(call, graphs=1, package=Package(Path("model.pt2"), "key", None)),
         model if eager else None,
         Device(torch.device("cpu"), 1),
         said.append,
@@ -105,31 +88,25 @@ def test_given_an_engine_that_raises_when_there_is_time_then_eager_answers_that_
     assert said == []
 
 
-@pytest.mark.parametrize(("left_ms", "stands_in"), [(1000.0, True), (100.0, False), (-5.0, False)])
-def test_given_an_engine_that_raises_when_the_time_left_is_known_then_eager_answers_only_if_it_fits(
-    left_ms, stands_in
-):
-    tier, _, model, _ = engine(WRONG[0])
-    tier._eager_ms = 500.0
-    leave_ns = time.monotonic_ns() + int(left_ms * 1e6)
-    if stands_in:
-        tier.run(X, leave_ns)
-    else:
-        with pytest.raises(ValueError, match="one"):
-            tier.run(X, leave_ns)
-    assert model.runs == tier.facts.eager_answers == int(stands_in)
+class Slow(Counting):
+    def forward(self, x):
+        time.sleep(0.05)
+        return super().forward(x)
 
 
-def test_given_a_calibration_when_the_engine_raises_then_eagers_longest_run_is_what_has_to_fit(monkeypatch):
-    tier, _, model, _ = engine()
-    times_ms, real = iter([40.0, 70.0, 50.0]), tier._timed
-
-    def timed(inputs, call=None):
-        return (None, next(times_ms) * 1e6) if call is model else real(inputs, call)
-
-    monkeypatch.setattr(tier, "_timed", timed)
+def test_given_an_engine_that_raises_when_the_time_left_is_known_then_eager_answers_only_if_its_longest_run_fits():
+    tier, call, model, _ = engine(model=Slow())
     tier.calibrate(X)
-    assert tier._eager_ms == 70.0
+    for left_s, stands_in in ((60.0, True), (0.04, False), (-0.005, False)):
+        call.errors, before = [WRONG[0]], model.runs
+        leave_ns = time.monotonic_ns() + int(left_s * 1e9)
+        if stands_in:
+            tier.run(X, leave_ns)
+        else:
+            with pytest.raises(ValueError, match="one"):
+                tier.run(X, leave_ns)
+        assert model.runs - before == int(stands_in)
+    assert tier.facts.eager_answers == 1
 
 
 @pytest.mark.parametrize("in_time", [True, False])
@@ -163,19 +140,6 @@ def test_given_an_engine_that_raises_now_and_then_when_run_then_it_is_not_demote
     assert (tier.facts.engine, tier.facts.engine_errors, said) == ("aoti", 8, [])
 
 
-def test_given_a_call_that_would_compile_when_run_then_it_is_counted_with_its_guards_and_answered_in_eager():
-    tier, _, model, said = engine(*[RECOMPILE] * 5)
-    for _ in range(5):
-        assert tier.run(X)[0]["y"].tolist() == [3.0]
-    facts = tier.facts
-    assert (facts.recompiles, facts.engine_errors, facts.eager_answers, model.runs) == (5, 0, 5, 5)
-    assert facts.engine == "aoti"
-    assert facts.guards.startswith(
-        "0/0: tensor 'x' size mismatch at index 0. expected 3, actual 4; 0/1: tensor 'x'"
-    )
-    assert said == []
-
-
 @torch.inference_mode()
 def test_given_a_real_compiled_model_when_a_new_size_comes_then_the_guard_is_named(fresh_compiler):
     model = Counting().eval()
@@ -183,8 +147,11 @@ def test_given_a_real_compiled_model_when_a_new_size_comes_then_the_guard_is_nam
     tier = Tier(TierFacts("full", "compile"), Runner(call), model, Device(torch.device("cpu"), 1), print)
     tier.run((torch.ones(3),))
     torch.compiler.set_stance("fail_on_recompile")
-    assert tier.run((torch.ones(4),))[0]["y"].tolist() == [3.0] * 4
-    assert tier.facts.recompiles == 1
+    for _ in range(5):
+        assert tier.run((torch.ones(4),))[0]["y"].tolist() == [3.0] * 4
+    facts = tier.facts
+    assert (facts.recompiles, facts.engine_errors, facts.eager_answers) == (5, 0, 5)
+    assert facts.engine == "compile"  # it is not demoted
     assert "size mismatch" in tier.facts.guards or "runs" in tier.facts.guards
 
 
@@ -239,13 +206,6 @@ def test_given_an_engine_that_runs_out_of_memory_again_and_again_when_run_then_i
     assert (tier.report().engine, model.runs, said) == ("aoti", 0, [])
 
 
-def test_given_a_nest_when_searched_then_every_tensor_comes_in_order():
-    a, b, c, d = (torch.tensor(float(n)) for n in range(4))
-    nest = {"x": (a, [b, None, "text", 3]), "y": {"z": c}, "w": d}
-    assert [float(tensor) for tensor in tensors_in(nest)] == [0.0, 1.0, 2.0, 3.0]
-    assert list(tensors_in(None)) == []
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize(
     ("values", "bad"), [([1.0, math.nan, 2.0], 1), ([1.0, -math.inf, 2.0], 1), ([math.inf, -math.inf], 2)]
@@ -288,14 +248,3 @@ def test_given_dynamic_dimensions_when_sizes_differ_then_only_rank_and_type_coun
     for wrong in (torch.zeros(7), torch.zeros(7, 5, dtype=torch.int32)):
         with pytest.raises(InvalidOutput):
             check.check(wrong)
-
-
-@settings(deadline=None)
-@given(st.lists(st.floats(width=32), max_size=20))
-def test_given_any_values_when_checked_then_just_the_finite_ones_pass(values):
-    check = OutputCheck(torch.zeros(len(values)), fixed_sizes=True)
-    if all(math.isfinite(value) for value in values):
-        check.check(torch.tensor(values))
-    else:
-        with pytest.raises(InvalidOutput, match="NaN or Inf"):
-            check.check(torch.tensor(values))

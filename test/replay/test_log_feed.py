@@ -3,7 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from torchperf_ros.replay.log_feed import KnownTopics, match_topics, parse_maps
+from torchperf_ros.replay.log_feed import KnownTopics, match_topics
 from torchperf_ros.replay.logs.log_reader import LogError, LogTopic
 from torchperf_ros.stage.stage import StageInput
 
@@ -122,9 +122,3 @@ def test_given_an_input_that_can_be_done_without_when_it_is_not_clear_then_it_is
     assert found == {"image": "/image"}
     assert len(said) == 1
     assert words in said[0]
-
-
-@pytest.mark.parametrize("texts", [["/camera"], [":=image"], ["/camera:="], ["/a:=image", "/b:=/image"]])
-def test_given_a_map_option_of_another_form_when_parsed_then_it_is_refused(texts):
-    with pytest.raises(LogError, match="--map"):
-        parse_maps(texts)

@@ -22,8 +22,8 @@ import torch
 from torchperf_ros.api.adapter import Adapter
 from torchperf_ros.api.errors import BadInput, ConfigError
 from torchperf_ros.api.messages import message_class
-from torchperf_ros.engines.cuda_graph import CaptureFailed
-from torchperf_ros.engines.engine import ENGINES
+from torchperf_ros.engines.engine import CaptureFailed
+from torchperf_ros.engines.package import ENGINES
 
 TRIGGER = "geometry_msgs/msg/PointStamped"
 OUTPUT = "nav_msgs/msg/Path"

@@ -26,8 +26,7 @@ def inspect_sample():
 
     @functools.cache
     def inspect(name, *sizes):
-        first, *others = sizes or ("8x8",)
-        model = load_model(f"{SAMPLES}:{name}", "full", {}, [first], others, cpu)
+        model = load_model(f"{SAMPLES}:{name}", "full", {}, list(sizes or ("8x8",)), cpu)
         inspection = Inspection(model, cpu)
         # earlier tests of this process may have raised the limits, as engines do
         with torch._dynamo.config.patch(recompile_limit=8, accumulated_recompile_limit=256):

@@ -82,24 +82,7 @@ def like_good(name, **methods):
 Others = like_good(
     "Others", build=lambda self, tier: {"large": torch.nn.ReLU(), "small": torch.nn.Tanh()}[tier]
 )
-OtherWeights = like_good(
-    "OtherWeights", build=lambda self, tier: torch.nn.Sequential(torch.nn.Conv2d(3, 1, 1))
-)
-NotAModule = like_good("NotAModule", build=lambda self, tier: 7)
-Nan = like_good("Nan", build=lambda self, tier: Computes(lambda image: image.mean() / 0))
-OtherInputs = like_good(
-    "OtherInputs",
-    example_inputs=lambda self, tier: (torch.zeros(1, 3, 480, 640 if tier == "full" else 320),),
-)
-OtherStamp = like_good("OtherStamp", postprocess=lambda self, outputs, messages: empty_message(IMAGE))
 Disparity = "stereo_msgs/msg/DisparityImage"
-Within = like_good(
-    "Within",
-    output=Disparity,
-    postprocess=lambda self, outputs, messages: empty_message(
-        Disparity, image=empty_message(IMAGE, height=1, width=4, encoding="rgb8", step=9)
-    ),
-)
 Markers = "visualization_msgs/msg/MarkerArray"
 Marking = like_good(
     "Marking",
@@ -136,30 +119,138 @@ def kept(module, means):
     return module.last
 
 
-Dropping = models("Dropping", lambda: Layer(lambda module, x: functional.dropout(x)))
-Training = models("Training", lambda: Layer(lambda module, x: module.train().part(x), torch.nn.Dropout()))
-Attending = models(
-    "Attending",
-    lambda: Layer(lambda module, x: functional.scaled_dot_product_attention(x, x, x, dropout_p=0.5)),
-)
-Drawing = models("Drawing", lambda: Layer(lambda module, x: x + torch.rand(1)))
-Stateful = models("Stateful", lambda: Layer(kept))
-NotThere = models("NotThere", lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.LazyLinear(2)))
-OfProgram = models("OfProgram", lambda: torch.export.export(torch.nn.ReLU(), (torch.zeros(1),)))
-Hidden = models("Hidden", lambda: Layer(lambda module, x: lambda: x))
-NanOfFrame = models("NanOfFrame", lambda: Computes(lambda image: image.mean() / (image.max() - 128)))
-TypeOfFrame = models(
-    "TypeOfFrame", lambda: Computes(lambda image: image.double() if image.any() else image)
-)
-Untupled = like_good("Untupled", preprocess=lambda self, messages: torch.zeros(1, 3, 480, 640))
-OfArrays = like_good(
-    "OfArrays", preprocess=lambda self, messages: (np.zeros((1, 3, 480, 640), np.float32),)
-)
-OtherRank = like_good("OtherRank", preprocess=lambda self, messages: (torch.zeros(3, 480, 640),))
-OtherSize = like_good("OtherSize", preprocess=lambda self, messages: (torch.zeros(1, 3, 240, 320),))
-Leaving = like_good("Leaving", __init__=lambda self, options, device: sys.exit())
-LeavingLater = like_good("LeavingLater", preprocess=lambda self, messages: raise_(SystemExit(3)))
 Refusing = like_good("Refusing", preprocess=lambda self, messages: raise_(BadInput("too dark")))
+
+
+MISTAKES = [
+    (
+        like_good("OtherWeights", build=lambda self, tier: torch.nn.Sequential(torch.nn.Conv2d(3, 1, 1))),
+        "tier full: weights",
+        "build('full') gives other weights at every call (0.bias and 1 more)",
+    ),
+    (
+        Others,
+        "tiers",
+        "builds none of the tiers full, medium, fast (tier full: Others.build knows no tier",
+    ),
+    (
+        like_good(
+            "Within",
+            output=Disparity,
+            postprocess=lambda self, outputs, messages: empty_message(
+                Disparity, image=empty_message(IMAGE, height=1, width=4, encoding="rgb8", step=9)
+            ),
+        ),
+        "tier full: frame",
+        "contradicts itself: image: step is 9; 4 pixels of rgb8 take 12",
+    ),
+    (
+        like_good("NotAModule", build=lambda self, tier: 7),
+        "tier full: build",
+        "build gave an int, not a torch.nn.Module",
+    ),
+    (
+        like_good("Nan", build=lambda self, tier: Computes(lambda image: image.mean() / 0)),
+        "tier full: second run",
+        "NaN or Inf",
+    ),
+    (
+        like_good(
+            "OtherInputs",
+            example_inputs=lambda self, tier: (torch.zeros(1, 3, 480, 640 if tier == "full" else 320),),
+        ),
+        "tiers",
+        "tiers take different inputs",
+    ),
+    (
+        models("Dropping", lambda: Layer(lambda module, x: functional.dropout(x))),
+        "tier full: same input",
+        "dropout is active: dropout gets training=True; it has to follow self.tr",
+    ),
+    (
+        models("Training", lambda: Layer(lambda module, x: module.train().part(x), torch.nn.Dropout())),
+        "tier full: same input",
+        "part is in training mode after eval()",
+    ),
+    (
+        models(
+            "Attending",
+            lambda: Layer(
+                lambda module, x: functional.scaled_dot_product_attention(x, x, x, dropout_p=0.5)
+            ),
+        ),
+        "tier full: same input",
+        "scaled_dot_product_attention gets dropout_p=0.5",
+    ),
+    (
+        models("NotThere", lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.LazyLinear(2))),
+        "tier full: weights",
+        "1.weight is not initialised",
+    ),
+    (
+        models("OfProgram", lambda: torch.export.export(torch.nn.ReLU(), (torch.zeros(1),))),
+        "tier full: build",
+        "build gave an ExportedProgram, not a torch.nn.Module; its .module() is one",
+    ),
+    (
+        models("NanOfFrame", lambda: Computes(lambda image: image.mean() / (image.max() - 128))),
+        "tier full: frame",
+        "NaN or Inf",
+    ),
+    (
+        models("TypeOfFrame", lambda: Computes(lambda image: image.double() if image.any() else image)),
+        "tier full: frame",
+        "outputs have the types and shapes float64",
+    ),
+    (
+        like_good("Untupled", preprocess=lambda self, messages: torch.zeros(1, 3, 480, 640)),
+        "tier full: preprocess",
+        "preprocess gave a tensor float32 1x3x480x640 alone",
+    ),
+    (
+        like_good("OfArrays", preprocess=lambda self, messages: (np.zeros((1, 3, 480, 640), np.float32),)),
+        "tier full: preprocess",
+        "preprocess gave a tuple of 1: a ndarray; it has to give",
+    ),
+    (
+        like_good("OtherRank", preprocess=lambda self, messages: (torch.zeros(3, 480, 640),)),
+        "tier full: preprocess",
+        "number, types and dimensions of the tensors have to be the same",
+    ),
+    (
+        like_good("OtherSize", preprocess=lambda self, messages: (torch.zeros(1, 3, 240, 320),)),
+        "tier full: preprocess",
+        "`dynamic_dims` has to declare the difference; it declares none",
+    ),
+    (
+        like_good("Leaving", __init__=lambda self, options, device: sys.exit()),
+        "load",
+        "Leaving(options, device) ends the program: SystemExit: None (test_check.py:",
+    ),
+    (
+        like_good("LeavingLater", preprocess=lambda self, messages: raise_(SystemExit(3))),
+        "tier full: preprocess",
+        "preprocess ends the program: SystemExit: 3 (test_check.py:",
+    ),
+    (
+        like_good("OtherStamp", postprocess=lambda self, outputs, messages: empty_message(IMAGE)),
+        "tier full: frame",
+        "header.stamp is 0 ns, the trigger's is 1000000000",
+    ),
+]
+UNUSUAL = [
+    (models("Stateful", lambda: Layer(kept)), "same input", "the answer depends on earlier calls (last)"),
+    (
+        models("Drawing", lambda: Layer(lambda module, x: x + torch.rand(1))),
+        "same input",
+        "the same input gives another answer the second time: the model draws at random",
+    ),
+    (
+        models("Hidden", lambda: Layer(lambda module, x: lambda: x)),
+        "outputs",
+        "are not checked for NaN and Inf: in a function no tensor, array or number can be found",
+    ),
+]
 
 
 def check(kind, monkeypatch, tiers=()):
@@ -191,60 +282,7 @@ def test_given_no_names_of_tiers_then_those_that_it_builds_are_run_on_an_image_o
 
 @pytest.mark.parametrize(
     ("kind", "step", "text"),
-    [
-        (
-            OtherWeights,
-            "tier full: weights",
-            "build('full') gives other weights at every call (0.bias and 1 more)",
-        ),
-        (
-            Others,
-            "tiers",
-            "builds none of the tiers full, medium, fast (tier full: Others.build knows no tier",
-        ),
-        (Within, "tier full: frame", "contradicts itself: image: step is 9; 4 pixels of rgb8 take 12"),
-        (NotAModule, "tier full: build", "build gave an int, not a torch.nn.Module"),
-        (Nan, "tier full: second run", "NaN or Inf"),
-        (OtherInputs, "tiers", "tiers take different inputs"),
-        (
-            Dropping,
-            "tier full: same input",
-            "dropout is active: dropout gets training=True; it has to follow self.tr",
-        ),
-        (Training, "tier full: same input", "part is in training mode after eval()"),
-        (Attending, "tier full: same input", "scaled_dot_product_attention gets dropout_p=0.5"),
-        (NotThere, "tier full: weights", "1.weight is not initialised"),
-        (
-            OfProgram,
-            "tier full: build",
-            "build gave an ExportedProgram, not a torch.nn.Module; its .module() is one",
-        ),
-        (NanOfFrame, "tier full: frame", "NaN or Inf"),
-        (TypeOfFrame, "tier full: frame", "outputs have the types and shapes float64"),
-        (Untupled, "tier full: preprocess", "preprocess gave a tensor float32 1x3x480x640 alone"),
-        (
-            OfArrays,
-            "tier full: preprocess",
-            "preprocess gave a tuple of 1: a ndarray; it has to give",
-        ),
-        (
-            OtherRank,
-            "tier full: preprocess",
-            "number, types and dimensions of the tensors have to be the same",
-        ),
-        (
-            OtherSize,
-            "tier full: preprocess",
-            "`dynamic_dims` has to declare the difference; it declares none",
-        ),
-        (Leaving, "load", "Leaving(options, device) ends the program: SystemExit: None (test_check.py:"),
-        (
-            LeavingLater,
-            "tier full: preprocess",
-            "preprocess ends the program: SystemExit: 3 (test_check.py:",
-        ),
-        (OtherStamp, "tier full: frame", "header.stamp is 0 ns, the trigger's is 1000000000"),
-    ],
+    MISTAKES,
     ids=lambda value: value.__name__ if isinstance(value, type) else "",
 )
 def test_given_a_mistake_when_checked_then_the_step_says_so(monkeypatch, kind, step, text):
@@ -257,19 +295,7 @@ def test_given_a_mistake_when_checked_then_the_step_says_so(monkeypatch, kind, s
 
 @pytest.mark.parametrize(
     ("kind", "step", "text"),
-    [
-        (Stateful, "same input", "the answer depends on earlier calls (last)"),
-        (
-            Drawing,
-            "same input",
-            "the same input gives another answer the second time: the model draws at random",
-        ),
-        (
-            Hidden,
-            "outputs",
-            "are not checked for NaN and Inf: in a function no tensor, array or number can be found",
-        ),
-    ],
+    UNUSUAL,
 )
 def test_given_what_is_unusual_and_no_mistake_when_checked_then_it_is_named(monkeypatch, kind, step, text):
     good, found, _ = check(kind, monkeypatch, ("full",))

@@ -16,7 +16,7 @@ def inspect(name, *more):
 
 def test_given_a_break_when_inspected_then_terminal_and_json_show_it(tmp_path):
     report = tmp_path / "report.json"
-    result = inspect("value_if", "--also", "4x8", "--max-breaks", 0, "--json", report)
+    result = inspect("value_if", "--input", "4x8", "--max-breaks", 0, "--json", report)
     assert result.exit_code == 1, result.output
     text = " ".join(result.stdout.split())
     assert f"graph_samples.py:{breaking_line('value_if')} in value_if" in text

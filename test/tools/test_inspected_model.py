@@ -37,8 +37,8 @@ def adapter_module(monkeypatch):
     return "adapter_under_inspection:Batches"
 
 
-def load(target, inputs=("8x8",), also=(), tier="full", options=None):
-    return load_model(target, tier, options or {}, list(inputs), list(also), torch.device("cpu"))
+def load(target, inputs=("8x8",), tier="full", options=None):
+    return load_model(target, tier, options or {}, list(inputs), torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
@@ -52,9 +52,7 @@ def test_given_a_class_a_factory_or_a_function_when_loaded_then_it_can_be_called
 
 
 def test_given_sizes_and_types_when_made_then_they_are_as_written():
-    model = load(
-        f"{SAMPLES}:two_arguments", ["1x3x4:float16", "scalar:int64"], ["2x3x4 scalar", "2x3 5:bool"]
-    )
+    model = load(f"{SAMPLES}:two_arguments", ["1x3x4:float16 scalar:int64", "2x3x4 scalar", "2x3 5:bool"])
     assert [shapes_text(inputs) for inputs in model.input_sets] == [
         "1x3x4:float16 scalar:int64",
         "2x3x4:float16 scalar:int64",
@@ -63,13 +61,13 @@ def test_given_sizes_and_types_when_made_then_they_are_as_written():
 
 
 def test_given_the_same_command_twice_when_made_then_the_inputs_are_the_same():
-    first, second = (load(f"{SAMPLES}:any_shape", also=["4x4"]) for _ in range(2))
+    first, second = (load(f"{SAMPLES}:any_shape", ["8x8", "4x4"]) for _ in range(2))
     for a, b in zip(first.input_sets, second.input_sets, strict=True):
         assert torch.equal(a[0], b[0])
 
 
 def test_given_an_adapter_when_loaded_then_further_inputs_come_from_its_dynamic_dimensions(adapter_module):
-    model = load(adapter_module, inputs=(), also=["4x4 4x3"], options={"scale": 1})
+    model = load(adapter_module, ["4x4 4x3"], options={"scale": 1})
     assert model.name == "adapter_under_inspection:Batches (full)"
     assert [shapes_text(inputs).partition(":")[0] for inputs in model.input_sets] == [
         "2x4",
@@ -92,10 +90,10 @@ def test_given_an_adapter_when_loaded_then_further_inputs_come_from_its_dynamic_
         (f"{SAMPLES}:value_if", {"inputs": []}, ["--input", "1x3x224x224:float32"]),
         (f"{SAMPLES}:value_if", {"inputs": ["8by8"]}, ["'8by8'", "1x3x224x224"]),
         (f"{SAMPLES}:value_if", {"inputs": ["8x8:float33"]}, ["'float33'", "float32"]),
-        (f"{SAMPLES}:value_if", {"also": ["8x8 8"]}, ["2 sizes", "takes 1", "'8x8:float32'"]),
+        (f"{SAMPLES}:value_if", {"inputs": ["8x8", "8x8 8"]}, ["2 sizes", "takes 1", "'8x8:float32'"]),
         ("torch.nn:Linear", {}, ["'in_features' and 'out_features'"]),
         ("adapter_under_inspection:Batches", {"inputs": []}, ["KeyError", "'scale'"]),
-        ("adapter_under_inspection:Batches", {"options": {"scale": 1}}, ["--input 8x8", "--also"]),
+        ("adapter_under_inspection:Batches", {"options": {"scale": 1}}, ["'8x8'", "takes 2 inputs"]),
         (
             "adapter_under_inspection:Batches",
             {"inputs": [], "options": {"scale": 1}, "tier": "huge"},

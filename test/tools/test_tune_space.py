@@ -4,9 +4,8 @@ import pytest
 
 from torchperf_ros.settings.build_options import INT8_PRECISIONS, BuildOptions
 from torchperf_ros.settings.shape_options import MOST_SHAPES
-from torchperf_ros.tools.tune.ranking import Limits
-from torchperf_ros.tools.tune.space import TuneSpace, bucket_count, bucket_width
-from torchperf_ros.tools.tune.trial import Facts, TrialOutcome, TuneCandidate, TuneTrial
+from torchperf_ros.tools.tune.search import TuneSpace, bucket_count, bucket_width
+from torchperf_ros.tools.tune.trial import Facts, Limits, TrialOutcome, TuneCandidate, TuneTrial
 
 from .conftest import figures
 

@@ -176,11 +176,14 @@ def open_node(make_node):  # noqa: F811 - the fixture
 
 
 def batching(node):
-    """What the worker has found before its first frame, and its alerts."""
+    """What the worker has found before its first frame, and its alerts; where it found less, it says so once."""
     node.prepared = node.preparation.load()
     found = node.preparation.calibrate(node.prepared)
     assert isinstance(found, Ready)
-    return found, [each.text for each in node.told() if isinstance(each, Remark) and each.alert]
+    said = [each for each in node.told() if isinstance(each, Remark)]
+    why = found.batching.refusal
+    assert [each.text.endswith(f"together than asked for: {why}") for each in said] == [True] * bool(why)
+    return found, [each.text for each in said if each.alert]
 
 
 def ask_together(node, values, seq=7):
@@ -315,10 +318,13 @@ def test_given_a_model_that_mixes_frames_when_started_then_batches_are_refused_a
     open_node, does
 ):
     found, alerts = batching(open_node("Mixing", options={"does": does}))
-    assert (found.batching.most, found.batching.times_ms) == (1, ())
+    assert found.batching.most == 1
+    assert found.batching.refusal.startswith("tier full takes 1 at most: ")
     assert MIXING[does][1] in found.batching.refusal
-    why = found.batching.refusal.removeprefix("tier full: ")
-    assert alerts == [f"tier full: frames of several streams run one by one: {why}"]
+    said = "fewer frames of several streams run together than asked for"
+    assert alerts == [f"{said}: {found.batching.refusal}"]
+    with pytest.raises(ConfigError, match="tested.batch is 4; it has to be 1, or auto: tier full takes 1"):
+        batching(open_node("Mixing", options={"does": does}, batch_strict=True))
 
 
 @pytest.mark.parametrize(
@@ -364,8 +370,7 @@ def test_given_a_size_that_fails_when_started_then_fewer_frames_run_together_and
     monkeypatch.setattr(Nested, "most", 3)
     found, (alert,) = batching(open_node(batch=4))
     why = "a run of 4 frames failed: ValueError: more than 3"
-    assert alert.startswith(f"tier full: {why}")
-    assert alert.endswith("; at most 2 frames are run together")
+    assert f"tier full takes 2 at most: {why}" in alert
     assert (found.batching.most, [size for size, _ in found.batching.times_ms[0]]) == (2, [1, 2])
     assert why in found.batching.refusal
 
@@ -373,8 +378,8 @@ def test_given_a_size_that_fails_when_started_then_fewer_frames_run_together_and
 def test_given_what_an_earlier_worker_found_when_another_starts_then_each_size_runs_once_and_nothing_is_said(
     open_node,
 ):
-    known = Batching(3, "because", (((1, 0.5), (2, 0.6), (3, 0.7)),))
-    found, alerts = batching(open_node(batch=3, batching=known))
+    known = Batching(3, "", (((1, 0.5), (2, 0.6), (3, 0.7)),))
+    found, alerts = batching(open_node(batch=4, batching=known, batch_strict=True))
     assert (found.batching, alerts) == (known, [])
     assert [Nested.runs.count((size, 3)) for size in (2, 3)] == [1, 1]
 

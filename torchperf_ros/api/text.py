@@ -36,7 +36,11 @@ def console_table(
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for head in heads:
-        table.add_column(head.removeprefix(">"), justify="right" if head.startswith(">") else "left")
+        table.add_column(
+            head.removeprefix(">"),
+            justify="right" if head.startswith(">") else "left",
+            overflow="fold",  # in a narrow terminal nothing of a cell is cut off
+        )
     for row, style in zip_longest(rows, styles, fillvalue=""):
         table.add_row(*map(escape, row), style=str(style))
     return table

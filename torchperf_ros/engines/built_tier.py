@@ -3,7 +3,7 @@
 import contextlib
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torchperf_ros.api.adapter import Adapter, without_exit
 from torchperf_ros.api.errors import AdapterError, one_line
 from torchperf_ros.api.training_task import HELD_OUT
-from torchperf_ros.engines.outputs import described, signature_of
+from torchperf_ros.engines.outputs import described, shapes_of, signature_of
 from torchperf_ros.engines.parity import Call, DynamicDims, Inputs, Scoring, random_inputs, says_something
 from torchperf_ros.settings.build_options import BuildOptions
 
@@ -51,6 +51,10 @@ class BuiltTier:
     scoring: Scoring | None = field(default=None, kw_only=True)
     frames: Sequence[Inputs] = field(default=(), kw_only=True)
 
+    def narrowed(self, options: BuildOptions) -> "BuiltTier":
+        """The same with those dimensions only that an engine with these options has to let vary."""
+        return replace(self, dims=varying_dims(options, self.dims))
+
     def usual_inputs(self) -> Sequence[Inputs]:
         """Inputs as frames have them.
 
@@ -59,7 +63,6 @@ class BuiltTier:
         return [inputs for inputs in self.frames or self.scored_inputs() if says_something(inputs)]
 
     def scored_inputs(self) -> Sequence[Inputs]:
-        """Those that the adapter scores by; its example where it has none."""
         return (self.scoring.inputs() if self.scoring else ()) or [self.example]
 
     def calibration(self) -> Sequence[Inputs]:
@@ -89,9 +92,10 @@ class BuiltTier:
                 index: {dim: (round(low + part * (high - low)),) * 2 for dim, (low, high) in spans.items()}
                 for index, spans in self.dims.items()
             }
-            found.append(random_inputs(self.example, 0, sizes))
-        usual = [tensor.shape for tensor in self.example]
-        return [*(inputs for inputs in found if [tensor.shape for tensor in inputs] != usual), self.example]
+            inputs = random_inputs(self.example, 0, sizes)
+            if shapes_of(inputs) != shapes_of(self.example):
+                found.append(inputs)
+        return [*found, self.example]
 
 
 def scoring_of(adapter: Adapter, tier: str, device: torch.device) -> Scoring:
@@ -143,10 +147,9 @@ def read_frames(path: str, example: Inputs, device: torch.device) -> list[Inputs
     """
     if not path:
         return []
-    tensors = load_file(path)
+    tensors, usual = load_file(path), [signature_of(tensor) for tensor in example]
     count = 1 + max((int(name.partition(".")[0]) for name in tensors), default=-1)
     frames = [tuple(tensors[f"{frame}.{index}"] for index in range(len(example))) for frame in range(count)]
-    usual = [signature_of(tensor) for tensor in example]
     return [
         tuple(t.to(device) for t in each) for each in frames if [signature_of(t) for t in each] == usual
     ]
@@ -172,14 +175,15 @@ def build_model(adapter: Adapter, tier: str) -> torch.nn.Module:
         except KeyError as error:
             if error.args != (tier,):
                 raise
-            remedy = "the parameter `tiers` has to list those that it builds, most accurate first"
-            raise AdapterError(f"{where} knows no tier {tier!r}: {remedy}") from error
+            raise AdapterError(
+                f"{where} knows no tier {tier!r}: the parameter `tiers` has to list those that it builds,"
+                " most accurate first"
+            ) from error
     if not isinstance(model, torch.nn.Module):
         hint = "; its .module() is one" if type(model).__name__ == "ExportedProgram" else ""
         raise AdapterError(f"{where} gave {described(model)}, not a torch.nn.Module{hint}")
     for module in model.modules():
-        # The module of an exported program raises, as it is what it was exported as, and so do those around
-        # it.
+        # That of an exported program raises, as it is what it was exported as, and so do those around it.
         with contextlib.suppress(NotImplementedError):
             module.train(mode=False)
     return model

@@ -31,9 +31,8 @@ _BUILDS_PACKAGES = "torchperf_ros.engines.package_build"
 def main() -> int:
     """Do the job. Returns 0, or 1 if a tier failed or none could be tried."""
     detach_from_node()
-    news = os.fdopen(
-        int(sys.argv[1]), "w", buffering=1, encoding="utf-8"
-    )  # stdout is the adapter's to print to
+    # Standard output is the adapter's to print to.
+    news = os.fdopen(int(sys.argv[1]), "w", buffering=1, encoding="utf-8")
     os.set_inheritable(news.fileno(), False)
     job = json.load(sys.stdin)
 
@@ -45,17 +44,17 @@ def main() -> int:
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
         os.setpriority(os.PRIO_PROCESS, 0, _LOWEST)
     os.umask(os.umask(0o022) | 0o022)  # the node refuses a package that others can write
-    kept = None
     try:
         if "folder" in job:
             os.environ["TMPDIR"] = job["folder"]
             compile_in(job["folder"])
         else:
-            kept = use_compiler_cache(job.get("cache_dir", ""), job.get("cache_mib", 1024) << 20)
-        gc.disable()  # what is imported stays: looking through it again and again takes part of a second
-        work = importlib.import_module(
-            job.get("does", _BUILDS_PACKAGES)
-        )  # imports torch, which takes seconds
+            # Held until the process ends.
+            _lock = use_compiler_cache(job.get("cache_dir", ""), job.get("cache_mib", 1024) << 20)
+        # What is imported stays: to look through it again and again takes part of a second.
+        gc.disable()
+        # It imports torch, which takes seconds.
+        work = importlib.import_module(job.get("does", _BUILDS_PACKAGES))
         gc.freeze()
         gc.enable()
         return 0 if work.do_job(job, say) else 1
@@ -64,9 +63,6 @@ def main() -> int:
     except (Exception, SystemExit) as error:  # the process's boundary; a user's adapter may call exit()
         text = f"{type(error).__name__}: {error}"
         say("failed", tier=", ".join(job["tiers"]), text=text, detail=traceback.format_exc())
-    finally:
-        if kept is not None:
-            kept.close()
     return 1
 
 

@@ -101,15 +101,12 @@ class Device:
 
         `stream_priority`: on CUDA, lower goes first, as far as the card knows so many.
         """
-        self.device = device
+        self.device, self.is_cuda = device, device.type == "cuda"
         threads = threads or max(1, torch.get_num_threads() - 1)
         torch.set_num_threads(threads)
         self._cpus = sorted(os.sched_getaffinity(0))
         self._helpers = _openmp_threads() if threads == len(self._cpus) > 1 else ()
-        self._own_cpu = -1
-        self.is_cuda = device.type == "cuda"
-        self._ooms = 0
-        self._shares_memory = False
+        self._own_cpu, self._ooms, self._shares_memory = -1, 0, False
         if self.is_cuda:
             torch.cuda.set_device(device)
             # fp32 means fp32; torch's own default is tf32 in convolutions, which is a precision of its
@@ -136,7 +133,6 @@ class Device:
 
     @property
     def card(self) -> str:
-        """The card's name, which distinguishes runs of different cards; empty on the CPU."""
         return torch.cuda.get_device_name(self.device) if self.is_cuda else ""
 
     def to_device(self, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
@@ -168,7 +164,6 @@ class Device:
         took_ns.append(round(begin.elapsed_time(end) * NS_PER_MS))
 
     def empty_cache(self) -> None:
-        """Give the allocator's unused blocks back to the device."""
         if self.is_cuda:
             torch.cuda.empty_cache()
 
@@ -183,15 +178,12 @@ class Device:
         if not self.is_cuda:
             return {}
         free, total = torch.cuda.mem_get_info(self.device)
-        if (
-            self._shares_memory
-        ):  # there CUDA leaves out what the kernel would give back at once: its file cache
-            memory = psutil.virtual_memory()
-            free, total = memory.available, memory.total
+        if self._shares_memory:
+            # There CUDA leaves out what the kernel would give back at once, its file cache.
+            free, total = psutil.virtual_memory().available, psutil.virtual_memory().total
         statistics = torch.cuda.memory_stats(self.device)
-        self._ooms = int(
-            statistics.get("num_ooms", 0)
-        )  # what a library tried and got over is no frame's error
+        # What a library tried and got over is no frame's error.
+        self._ooms = int(statistics.get("num_ooms", 0))
         return {
             **{name: int(statistics.get(key, 0)) for name, key in _MEMORY_STATISTICS.items()},
             "free": free,
@@ -216,13 +208,12 @@ class Device:
         memory is not one of them.
         """
         if (
-            not self.is_cuda
-            or not isinstance(error, RuntimeError)
-            or isinstance(error, torch.cuda.OutOfMemoryError)
+            self.is_cuda
+            and isinstance(error, RuntimeError)
+            and not isinstance(error, torch.OutOfMemoryError)
         ):
-            return False
-        try:
-            torch.cuda.synchronize(self.device)
-        except RuntimeError:
-            return True
+            try:
+                torch.cuda.synchronize(self.device)
+            except RuntimeError:
+                return True
         return False

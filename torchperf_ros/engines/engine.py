@@ -1,50 +1,35 @@
-"""The engines.
+"""The layer Engine: how a model is made to run here, from `eager` to packages.
 
-Ways to run a model. Each takes the adapter's model and gives a callable with the same inputs.
+An engine takes a tier's model (`BuiltTier`) and gives a `Runner`. The two that run the model itself are in this
+file; those that build it into a file first derive from `PackageEngine`. `engine_table` has them all by name.
 """
 
-import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from torchperf_ros.api.errors import ConfigError, one_line
-from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs, varying_dims
-from torchperf_ros.engines.cuda_graph import GraphReplay
-from torchperf_ros.engines.fingerprint import declared_dims, identify, machine_facts
-from torchperf_ros.engines.library_engines import OnnxRuntime, OpenVino, TensorRt
+from torchperf_ros.api.errors import ConfigError, TorchperfError
+from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs
 from torchperf_ros.engines.model_transforms import in_precision, matrix_precision, transform
-from torchperf_ros.engines.outputs import signature_of, tensors_in
-from torchperf_ros.engines.package import Aoti, name_torch_unquoted
-from torchperf_ros.engines.package_engine import Built, EngineUnavailable, PackageEngine, from_front
-from torchperf_ros.engines.parity import DynamicDims, Parity, random_inputs, same
-from torchperf_ros.engines.stopwatch import time_interleaved
-from torchperf_ros.settings.build_options import INT8_STATIC, PACKAGE_SUFFIXES, STATIC_ENGINE, BuildOptions
+from torchperf_ros.engines.parity import DynamicDims
+from torchperf_ros.engines.stopwatch import no_garbage_collection
+from torchperf_ros.settings.build_options import INT8_STATIC, STATIC_ENGINE, BuildOptions
 from torchperf_ros.settings.shape_options import MOST_SHAPES
-from torchperf_ros.workers.engine_choice import EngineChoice, choose_engine
-from torchperf_ros.workers.package_cache import find_package
-from torchperf_ros.workers.package_manifest import (
-    Identity,
-    Manifest,
-    PackageError,
-    check_package,
-    file_sha256,
-    manifest_path,
-)
+from torchperf_ros.workers.package_cache import unquoted_path
 
-# Every engine that runs packages; `compile` and `eager` run the model itself.
-ENGINES: dict[str, PackageEngine] = {
-    engine.name: engine for engine in (Aoti(), OnnxRuntime(), OpenVino(), TensorRt())
-}
+if TYPE_CHECKING:
+    from torchperf_ros.engines.package import Package
 
 _MOST_GRAPHS = 8 * MOST_SHAPES
-# a camera's: between two frames caches go cold, and threads that wait for work go to sleep
-_PACE_S = 1 / 30
-_ROUNDS = 40
+_CAPTURE_WARM_UP_RUNS = 3
+
+
+class EngineUnavailable(TorchperfError):
+    """An engine cannot run this here: its library is absent, or it lacks the device, precision or sizes."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +39,8 @@ class Runner:
     Attributes:
         graphs, breaks: graphs that were compiled and the breaks between them; 0 and 0 for eager.
         cache_hits: graphs that came out of the compiler's own cache on disk.
-        package: key of the package, "" where there is none.
-        model: hashes of weights and code that a user's package was built from, where that is known.
-        static: whether it takes the example's shapes only, and does not notice others: it would give wrong
-            results.
-        engine: of a user's package; "" where the options name it.
-        parts: paths of the modules that are compiled, where not the whole is; "" elsewhere.
-        known: what the build has found of the package's parity, where that is known.
+        static: it takes the example's shapes only, and does not notice others: it would give wrong results.
+        package: what it was loaded from, where that is kept on disk.
     """
 
     call: Call
@@ -68,45 +48,38 @@ class Runner:
     breaks: int = 0
     cache_hits: int = 0
     compile_s: float = 0.0
-    package: str = ""
-    model: tuple[str, str] | None = None
     static: bool = False
-    engine: str = ""
-    parts: str = ""
-    known: Parity | None = None
+    package: "Package | None" = None
 
 
-def make_runner(tier: BuiltTier, options: BuildOptions) -> Runner:
-    """Make a model ready to run, which stays as it is; compiled engines take 10 s and more.
+class Engine(ABC):
+    """One way to run a model.
 
-    The tier's `dims` are the adapter's. Engine compile has to be made and called under the same mode
-    (`torch.inference_mode`), with inputs made under it: it is a guard.
-
-    Eager has no int8_static: there it is the model itself.
-
-    Raises:
-        ConfigError: an option that cannot be used here.
-        EngineUnavailable: the engine cannot run this here.
-        Exception: the error of torch or the library, which cannot compile the model.
+    A tier's `dims` are those that have to vary under the options, see `BuiltTier.narrowed`.
     """
-    tier = replace(tier, dims=varying_dims(options, tier.dims))
-    if options.engine in PACKAGE_SUFFIXES:
-        return _package(tier, options)
-    if options.engine == "compile" and options.precision == INT8_STATIC:
-        raise EngineUnavailable(f"engine compile has no precision {INT8_STATIC}; {STATIC_ENGINE} has")
-    with torch.inference_mode(mode=False):
-        prepared = replace(tier, model=transform(tier.model, options, tier.device, tier.example))
-    with matrix_precision(options.precision, tier.device):
-        runner = _compile(prepared, options) if options.engine == "compile" else Runner(prepared.model)
-    return finished(runner, options, tier.example, tier.device)
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def why_not(self, options: BuildOptions, dynamic_dims: DynamicDims, device: torch.device) -> str:
+        """Why it cannot run what these options describe here; empty: it can. Nothing is imported for that."""
+
+    @abstractmethod
+    def prepare(self, tier: BuiltTier, options: BuildOptions) -> Runner:
+        """Make the tier's model ready to run; the model itself stays as it is."""
+
+    def check(self, options: BuildOptions, dynamic_dims: DynamicDims, device: torch.device) -> None:
+        if why := self.why_not(options, dynamic_dims, device):
+            raise EngineUnavailable(why)
 
 
 def finished(runner: Runner, options: BuildOptions, example: Inputs, device: torch.device) -> Runner:
-    """The same with what concerns CUDA only.
+    """The runner with what concerns CUDA only: tf32, and one graph of all its kernels.
 
-    Tf32, or captured as one graph, a `ConfigError` on another device.
+    Raises:
+        ConfigError: a graph is asked for on another device.
     """
-    if options.cuda_graphs and options.engine != "compile":  # which captures its own
+    if options.cuda_graphs and options.engine != Compile.name:  # which captures its own
         if device.type != "cuda":
             raise ConfigError(f"parameter cuda_graphs: true is for CUDA; the device here is {device}")
         with matrix_precision(options.precision, device):
@@ -115,67 +88,99 @@ def finished(runner: Runner, options: BuildOptions, example: Inputs, device: tor
     return replace(runner, call=in_precision(runner.call, "tf32", device)) if tf32 else runner
 
 
-def open_package(
-    path: Path,
-    built: Built | Manifest,
-    options: BuildOptions,
-    tier: BuiltTier,
-    **of_runner: Any,  # noqa: ANN401
-) -> Runner:
-    """A checked package as a worker runs it, of this tier; a `PackageError` if it cannot be loaded."""
-    call = ENGINES[options.engine].load(path, built.outputs, options, tier.device)
-    return finished(Runner(call, graphs=1, **of_runner), options, tier.example, tier.device)
+class Eager(Engine):
+    """The model as it is, in the precision and memory layout of the options; without int8_static."""
 
+    name = "eager"
 
-def _package(tier: BuiltTier, options: BuildOptions) -> Runner:
-    started = time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="torchperf_") as folder:
-        path = Path(folder) / f"model{PACKAGE_SUFFIXES[options.engine]}"
+    def why_not(self, options: BuildOptions, dynamic_dims: DynamicDims, device: torch.device) -> str:
+        return ""
+
+    def prepare(self, tier: BuiltTier, options: BuildOptions) -> Runner:
         with torch.inference_mode(mode=False):
-            plain = replace(tier, example=tuple(tensor.clone() for tensor in tier.example))
-            built = ENGINES[options.engine].build(plain, options, path)
-        runner = open_package(path, built, options, tier, static=not tier.dims)
-    return replace(runner, compile_s=time.perf_counter() - started)
+            return Runner(transform(tier.model, options, tier.device, tier.example))
 
 
-def _compile(tier: BuiltTier, options: BuildOptions) -> Runner:
-    """torch.compile, and a first call of every kind of size, so that nothing is left to compile.
+class Compile(Engine):
+    """torch.compile, of the whole model or of some of its modules.
 
-    Beyond its limits, 8 graphs of a model and 256 of a class, the compiler would run it in eager from then
-    on, and only its log would mention it.
+    Prepare and call it under the same mode (`torch.inference_mode`), with inputs made under it: it is a guard.
     """
-    for limit in ("recompile_limit", "accumulated_recompile_limit"):
-        setattr(torch._dynamo.config, limit, max(_MOST_GRAPHS, getattr(torch._dynamo.config, limit)))
-    started, before = time.perf_counter(), _counters()
+
+    name = "compile"
+
+    def why_not(self, options: BuildOptions, dynamic_dims: DynamicDims, device: torch.device) -> str:
+        if options.precision != INT8_STATIC:
+            return ""
+        return f"engine {self.name} has no precision {INT8_STATIC}; {STATIC_ENGINE} has"
+
+    def prepare(self, tier: BuiltTier, options: BuildOptions) -> Runner:
+        """Compile, and call it once for every kind of size, so that nothing is left to compile.
+
+        Beyond its limits, 8 graphs of a model and 256 of a class, the compiler would run the model in eager
+        from then on, and only its log would mention it.
+        """
+        with torch.inference_mode(mode=False):
+            model = transform(tier.model, options, tier.device, tier.example)
+        config = torch._dynamo.config
+        for limit in ("recompile_limit", "accumulated_recompile_limit"):
+            setattr(config, limit, max(_MOST_GRAPHS, getattr(config, limit)))
+        started, before = time.perf_counter(), _counters()
+        with matrix_precision(options.precision, tier.device):
+            compiled = _compiled(replace(tier, model=model), options)
+            for inputs in tier.inputs_by_size():
+                compiled(*_marked(inputs, tier))
+        graphs, breaks, hits = (now - then for now, then in zip(_counters(), before, strict=True))
+        return Runner(compiled, graphs, breaks, hits, time.perf_counter() - started)
+
+
+def _compiled(tier: BuiltTier, options: BuildOptions) -> Call:
     mode = None if options.mode == "default" else options.mode
     if options.cuda_graphs and mode is None:
         mode = "reduce-overhead"
-    dims = tier.dims
-    dynamic = bool(dims) or options.dynamic == "always"
+    dynamic = bool(tier.dims) or options.dynamic == "always"
     if dynamic:  # a graph would be captured at the first frame of every new size, while that frame waits
         from torch._inductor import config
 
         config.triton.cudagraph_skip_dynamic_graphs = True
     name_torch_unquoted()
-    compiled: Call
     if options.parts:
         paths = [path.strip() for path in options.parts.split(",")]
-        compiled = InParts(tier, paths, mode=mode, dynamic=dynamic)
-    else:
-        compiled = torch.compile(tier.model, mode=mode, dynamic=None if dims else dynamic)
-    for usual in tier.inputs_by_size():
-        inputs = tuple(
-            tensor.clone() for tensor in usual
-        )  # marks stay on a tensor, and the example is the adapter's
-        for index, spans in from_front(dims, tier.example).items():
-            for dim, (low, high) in spans.items():
-                if inputs[index].shape[dim] > 1:  # sizes 0 and 1 have a graph of their own
-                    torch._dynamo.mark_dynamic(inputs[index], dim, min=max(low, 2), max=high)
-        compiled(*inputs)
-    after = _counters()
-    made = {key: after[key] - before[key] for key in after}
-    took_s = time.perf_counter() - started
-    return Runner(compiled, made["graphs"], made["breaks"], made["cache_hits"], took_s, parts=options.parts)
+        return InParts(tier, paths, mode=mode, dynamic=dynamic)
+    # With ranges, `None` leaves the decision to the marks on the inputs.
+    compiled: Call = torch.compile(tier.model, mode=mode, dynamic=None if tier.dims else dynamic)
+    return compiled
+
+
+def _marked(usual: Inputs, tier: BuiltTier) -> Inputs:
+    inputs = tuple(tensor.clone() for tensor in usual)
+    for index, spans in from_front(tier.dims, tier.example).items():
+        for dim, (low, high) in spans.items():
+            if inputs[index].shape[dim] > 1:  # sizes 0 and 1 have a graph of their own
+                torch._dynamo.mark_dynamic(inputs[index], dim, min=max(low, 2), max=high)
+    return inputs
+
+
+def _counters() -> tuple[int, int, int]:
+    from torch._dynamo.utils import counters  # imports the compiler, which an eager worker does not need
+
+    hits = counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"]
+    return counters["stats"]["unique_graphs"], sum(counters["graph_break"].values()), hits
+
+
+def from_front(dynamic_dims: DynamicDims, example: Inputs) -> DynamicDims:
+    """The same with every dimension counted from the first, as compilers want them."""
+    rank = [tensor.dim() for tensor in example]
+    return {i: {dim % rank[i]: span for dim, span in spans.items()} for i, spans in dynamic_dims.items()}
+
+
+def name_torch_unquoted() -> None:
+    """Have torch give linkers a path to itself without a space: in a checkout below a home that has one."""
+    from torch._inductor import cpp_builder
+    from torch.utils import cpp_extension
+
+    cpp_extension.TORCH_LIB_PATH = unquoted_path(cpp_extension.TORCH_LIB_PATH)
+    cpp_builder._LINKER_SCRIPT = unquoted_path(cpp_builder._LINKER_SCRIPT)
 
 
 class InParts:
@@ -198,24 +203,24 @@ class InParts:
             others = (other for place, other in enumerate(paths) if place != number)
             if any(f"{path}.".startswith(f"{other}.") for other in others):
                 raise EngineUnavailable(f"parts: {path} is named twice, or lies within another part")
-        self._parts = {path: modules[path] for path in paths}
-        self._check_run(tier.example)
-        # `Module.compile` would leave `nn.Sequential` and all else of torch.nn as it is
-        self._forwards = [(vars(part), torch.compile(part.forward, **how)) for part in self._parts.values()]
-        # mostly None: it is the class's
-        self._own = [attributes.get("forward") for attributes, _ in self._forwards]
-
-    def _check_run(self, example: Inputs) -> None:
-        run: set[torch.nn.Module] = set()
-        hooks = [
-            part.register_forward_pre_hook(lambda part, _: run.add(part)) for part in self._parts.values()
+        parts = {path: modules[path] for path in paths}
+        self._check_run(parts, tier.example)
+        # `Module.compile` would leave `nn.Sequential` and all else of torch.nn as it is.
+        self._forwards = [(vars(part), torch.compile(part.forward, **how)) for part in parts.values()]
+        # Mostly none: `forward` is the class's.
+        self._own = [
+            {key: value for key, value in own.items() if key == "forward"} for own, _ in self._forwards
         ]
+
+    def _check_run(self, parts: dict[str, torch.nn.Module], example: Inputs) -> None:
+        run: set[torch.nn.Module] = set()
+        hooks = [part.register_forward_pre_hook(lambda part, _: run.add(part)) for part in parts.values()]
         try:
             self._model(*example)
         finally:
             for hook in hooks:
                 hook.remove()
-        for path, part in self._parts.items():
+        for path, part in parts.items():
             if part not in run:
                 raise EngineUnavailable(f"parts: the model does not run {path} on the example inputs")
 
@@ -226,140 +231,64 @@ class InParts:
             return self._model(*inputs)
         finally:
             for (attributes, _), own in zip(self._forwards, self._own, strict=True):
-                if own is None:
-                    attributes.pop("forward", None)
-                else:
-                    attributes["forward"] = own
+                attributes.pop("forward", None)
+                attributes.update(own)
 
 
-def _counters() -> dict[str, int]:
-    from torch._dynamo.utils import counters  # imports the compiler, which an eager worker does not need
+class CaptureFailed(TorchperfError):
+    """A model cannot be captured as a CUDA graph.
 
-    return {
-        "graphs": counters["stats"]["unique_graphs"],
-        "breaks": sum(counters["graph_break"].values()),
-        "cache_hits": (
-            counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"]
-        ),
-    }
+    This process has to end, and the next one to do without graphs.
 
-
-def choice_of(tier: BuiltTier, options: BuildOptions) -> tuple[list[PackageEngine], Identity]:
-    """The engines that are installed and can do what the options ask for here.
-
-    And the identity of a choice of them.
+    torch leaves the capture's stream as the current one, and its allocator counts a capture that never
+    ends: later calls, such as `torch.cuda.empty_cache`, raise (pytorch/pytorch pull requests 180395 and
+    190308).
     """
-    engines = [engine for engine in ENGINES.values() if not engine.why_not(options, tier.dims, tier.device)]
-    return engines, identify(tier, options, ", ".join(engine.version or engine.name for engine in engines))
 
 
-def identity_of(identity: Identity, engine: PackageEngine) -> Identity:
-    """The identity of an engine's package, from that of the choice: the model is hashed once."""
-    options = BuildOptions(**identity.options).with_engine(engine.name)
-    return replace(identity, options=options.as_identity(), library=engine.version)
+class GraphReplay:
+    """Replays a model on inputs of the shapes that it was captured with.
 
+    On others it calls the model itself.
 
-def compare(
-    calls: Mapping[str, Call], example: Inputs, device: torch.device, left_out: Mapping[str, str]
-) -> EngineChoice:
-    """Time engines in turns on the example inputs, at a camera's pace, and choose.
-
-    Call it under inference mode.
-
-    `calls` are those that are right, eager among them; `left_out` has the reason for every other engine.
+    The outputs are the graph's own memory: the next call writes to them (CUDA graphs, PyTorch notes on CUDA
+    semantics). A model that waits for the device, or changes what it does with the values of its inputs,
+    cannot be captured.
     """
-    bound = {name: lambda call=call: call(*example) for name, call in calls.items()}
-    found = time_interleaved(
-        bound, device, seconds=0.0, rounds=(_ROUNDS, _ROUNDS), inner=1, pause_s=_PACE_S
-    )
-    calibrations = {name: timing.calibration for name, timing in found.items()}
-    timings_ms = {name: [one.median_ms, one.p99_ms] for name, one in calibrations.items()}
-    return EngineChoice(choose_engine(calibrations), timings_ms, dict(left_out))
+
+    def __init__(self, call: Call, example: Inputs) -> None:
+        """Warm up and capture a model on the device, with the shapes of the example, or raise `CaptureFailed`."""
+        self._call = call  # kept, as the graph holds only addresses of its weights and kernels
+        self._inputs = tuple(tensor.clone() for tensor in example)
+        self._replay, self._outputs = _capture(call, self._inputs)
+
+    def __call__(self, *inputs: torch.Tensor) -> Any:  # noqa: ANN401 - a model may return anything
+        pairs = list(zip(self._inputs, inputs, strict=True))
+        if any(kept.shape != given.shape or kept.dtype != given.dtype for kept, given in pairs):
+            return self._call(*inputs)
+        for kept, given in pairs:
+            kept.copy_(given, non_blocking=True)
+        self._replay()
+        return self._outputs
 
 
-def load_ready_package(
-    path: Path,
-    folders: Sequence[str] | None,
-    device: torch.device,
-    example: Inputs,
-    dynamic_dims: DynamicDims,
-) -> Runner:
-    """A compiled package, ready to run; it takes other sizes than the example's if its manifest has ranges.
-
-    Raises:
-        PackageError: it is not there or not to be loaded from there, it is an exported program, its hash,
-            machine or engine does not match, or it does not run on the example's shapes.
-        EngineUnavailable: its engine cannot run it here.
-    """
-    path = find_package(path, folders)
-    manifest = _check_hash(path, device, example)
-    identity = manifest.identity if manifest else None
-    if identity and identity.dynamic not in ([], declared_dims(dynamic_dims)):
-        msg = (
-            f"package {path} was built for the dynamic dimensions {identity.dynamic}; the adapter declares"
-        )
-        raise PackageError(
-            f"{msg} {declared_dims(dynamic_dims)}, each [input, dimension, smallest, largest]"
-        )
-    options = BuildOptions(**identity.options) if identity else BuildOptions("aoti")
-    engine = ENGINES[options.engine]
-    engine.check(options, {}, device)
-    if identity and identity.library != engine.version:
-        raise PackageError(f"package {path} was built by {identity.library}; here is {engine.version}")
-    call = engine.load(path, manifest.outputs if manifest else "", options, device)
-    drawn, outputs = [random_inputs(example, seed) for seed in (1, 2)], []
-    for inputs in drawn:
-        try:
-            outputs.append([tensor.clone() for tensor in tensors_in(call(*inputs))])
-        except RuntimeError as error:
-            shapes = ", ".join(signature_of(tensor) for tensor in inputs)
-            raise PackageError(
-                f"package {path} does not run on the adapter's inputs ({shapes}): {one_line(error)}"
-            ) from error
-    if not all(
-        bool(torch.isfinite(t).all()) for tensors in outputs for t in tensors if t.is_floating_point()
-    ):
-        raise PackageError(f"package {path} gives NaN or Inf on random inputs like the adapter's example")
-    # classes may agree
-    numbers = [[t for t in tensors if t.is_floating_point() and t.numel()] for tensors in outputs]
-    if numbers[0] and same(*numbers) and not same(*drawn):
-        raise PackageError(f"package {path} gives the same outputs for different inputs")
-    return Runner(
-        call,
-        graphs=1,
-        package=file_sha256(path)[:32],
-        model=(identity.weights, identity.code) if identity else None,
-        static=identity is None or not identity.dynamic,
-        engine=engine.name,
-        known=Parity.read(manifest.parity) if manifest else None,
-    )
-
-
-def _check_hash(path: Path, device: torch.device, example: Inputs) -> Manifest | None:
-    """Against the manifest that `torchperf compile` wrote, or `<file>.sha256` as the program sha256sum writes it."""
-    if manifest_path(path).is_file():
-        manifest = check_package(path, None)
-        identity = manifest.identity
-        name, capability = machine_facts(device)
-        here = [torch.__version__, name, capability, *map(signature_of, example)]
-        built = [identity.torch, identity.device, identity.capability, *identity.signature]
-        if here != built:
-            raise PackageError(
-                f"package {path} was built for {'; '.join(built)}; this is {'; '.join(here)}"
-            )
-        return manifest
-    beside = path.with_name(f"{path.name}.sha256")
-    digest = file_sha256(path)
+def _capture(call: Call, inputs: Inputs) -> tuple[Callable[[], object], Any]:
+    device = inputs[0].device
+    caller, side = torch.cuda.current_stream(device), torch.cuda.Stream(device)
+    side.wait_stream(caller)
+    with torch.cuda.stream(side):
+        for _ in range(_CAPTURE_WARM_UP_RUNS):
+            call(*inputs)
+    caller.wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
     try:
-        expected = beside.read_text(encoding="utf-8").split()
-    except OSError:
-        raise PackageError(
-            f"package {path} has neither a manifest nor {beside.name}: `sha256sum {path.name}` makes the"
-            " latter"
-        ) from None
-    if expected[:1] != [digest]:
-        raise PackageError(
-            f"package {path} has the SHA-256 {digest}; {beside.name} says"
-            f" {' '.join(expected[:1]) or 'nothing'}"
-        )
-    return None
+        # what the collector frees may call the driver, which ends a capture; so may other threads, hence
+        # the mode
+        with no_garbage_collection(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            outputs = call(*inputs)
+    except Exception as error:
+        torch.cuda.set_stream(caller)
+        raise CaptureFailed(
+            f"it cannot be captured as a CUDA graph: {type(error).__name__}: {error}".splitlines()[0]
+        ) from error
+    return graph.replay, outputs

@@ -25,6 +25,7 @@ from torch.nn.parameter import is_lazy
 
 from torchperf_ros.api.adapter import Adapter
 from torchperf_ros.api.errors import AdapterError, one_line
+from torchperf_ros.api.text import listed
 from torchperf_ros.engines.built_tier import BuiltTier, build_model
 from torchperf_ros.engines.model_transforms import cpu_flags
 from torchperf_ros.engines.outputs import numbers_of, signature_of
@@ -54,14 +55,13 @@ def identify(tier: BuiltTier, options: BuildOptions, library: str = "") -> Ident
     It takes as long as hashing the weights. Options that a package does not depend on do not count.
     """
     plain = BuildOptions()
+    of_package = replace(options, mode=plain.mode, dynamic=plain.dynamic, cuda_graphs=plain.cuda_graphs)
     name, capability = machine_facts(tier.device)
     return Identity(
         torch=torch.__version__,
         device=name,
         capability=capability,
-        options=replace(
-            options, mode=plain.mode, dynamic=plain.dynamic, cuda_graphs=plain.cuda_graphs
-        ).as_identity(),
+        options=of_package.as_identity(),
         signature=[signature_of(tensor) for tensor in tier.example],
         dynamic=declared_dims(tier.dims),
         weights=weights_hash(tier.model),
@@ -76,11 +76,9 @@ def _quantised(tier: BuiltTier, precision: str) -> str:
     if precision not in INT8_PRECISIONS:
         return ""
     digest = hashlib.sha256()
-    for tensor in (
-        (each for inputs in tier.scored_inputs() for each in inputs) if precision == INT8_STATIC else ()
-    ):
-        digest.update(signature_of(tensor).encode())
-        digest.update(_content(tensor))
+    for inputs in tier.scored_inputs() if precision == INT8_STATIC else ():
+        for tensor in inputs:
+            digest.update(signature_of(tensor).encode() + _content(tensor))
     return f"{installed(['torchao'])} {digest.hexdigest()[:16]}"
 
 
@@ -106,16 +104,12 @@ def weights_hash(model: torch.nn.Module) -> str:
 
     Name, type, shape and values.
     """
-    digest = hashlib.sha256()
-    tensors = _tensors(model)
-    for name, tensor in tensors:
-        digest.update(f"{name} ".encode())
-        digest.update(_content(tensor))
-    others: dict[str, Any] = {}
-    with contextlib.suppress(
-        Exception
-    ):  # a module may refuse its state; what it keeps beside tensors is packed weights
-        others = {key: value for key, value in model.state_dict().items() if key not in dict(tensors)}
+    digest, tensors, others = hashlib.sha256(), dict(_tensors(model)), dict[str, Any]()
+    for name, tensor in tensors.items():
+        digest.update(f"{name} ".encode() + _content(tensor))
+    # A module may refuse its state. Beside tensors it keeps packed weights there.
+    with contextlib.suppress(Exception):
+        others = {key: value for key, value in model.state_dict().items() if key not in tensors}
     for key, value in sorted(others.items()):
         digest.update(f"{key}={_described(value, set())};".encode())
     return digest.hexdigest()
@@ -124,10 +118,9 @@ def weights_hash(model: torch.nn.Module) -> str:
 def uninitialised(model: torch.nn.Module) -> str:
     """Which weights a model does not have yet, as those of a lazy module; "" where it has all."""
     names = [name for name, each in [*model.named_parameters(), *model.named_buffers()] if is_lazy(each)]
-    if not names:
-        return ""
     why = "is not initialised: its values would be drawn at the first frame"
-    return f"{names[0]} {why}; run the model once in build, or load its weights"
+    remedy = "run the model once in build, or load its weights"
+    return f"{names[0]} {why}; {remedy}" if names else ""
 
 
 def changing_weights(tier: str, model: torch.nn.Module, again: torch.nn.Module) -> str:
@@ -137,14 +130,11 @@ def changing_weights(tier: str, model: torch.nn.Module, again: torch.nn.Module) 
     """
     others = {name: _content(tensor) for name, tensor in _tensors(again)}
     names = [name for name, tensor in _tensors(model) if others.get(name) != _content(tensor)]
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    if not names:
+        return ""
     return (
-        ""
-        if not names
-        else (
-            f"no package can be kept: build({tier!r}) gives other weights at every call ({names[0]}{more});"
-            " load them from a file, or call torch.manual_seed before they are drawn"
-        )
+        f"no package can be kept: build({tier!r}) gives other weights at every call ({listed(names, 1)});"
+        " load them from a file, or call torch.manual_seed before they are drawn"
     )
 
 
@@ -153,8 +143,7 @@ def tiers_of(adapter: Adapter) -> tuple[str, ...]:
 
     Or an `AdapterError`.
     """
-    found: dict[str, str] = {}
-    reason = ""
+    found, reason = dict[str, str](), ""
     for tier in _USUAL:
         try:
             model = build_model(adapter, tier)
@@ -200,13 +189,17 @@ def code_hash(model: torch.nn.Module) -> str:
     for name, module in model.named_modules(remove_duplicate=False):
         kind = type(module)
         roots |= {base.__module__ for base in kind.__mro__ if isinstance(base.__module__, str)}
-        lines.append(f"{name} {name_of(kind)} {_attributes(module, roots)};")
+        # What distinguishes this module from others of its class, apart from weights and submodules.
+        own = _OF_FX if isinstance(module, torch.fx.GraphModule) else _OF_EVERY_MODULE
+        values = {key: value for key, value in vars(module).items() if key not in own}
+        values |= {key: list(vars(module)[key].values()) for key in _HOOKS if vars(module).get(key)}
+        attributes = sorted(f"{key}={_described(value, roots)}" for key, value in values.items())
+        lines.append(f"{name} {name_of(kind)} {attributes};")
         lines.append(_code_of(module))  # of a graph or a script, whose class is made at run time
     return _digest([*lines, *_sources(roots)])
 
 
 def files_hash(kind: type) -> str:
-    """Hash of the source files of an adapter's class and its bases, and of those that they import."""
     return _digest(_sources({base.__module__ for base in kind.__mro__ if base is not Adapter}))
 
 
@@ -219,14 +212,6 @@ def _code_of(value: object) -> str:
         code = getattr(value, "code", "")
         return code if isinstance(code, str) else ""
     return ""
-
-
-def _attributes(module: torch.nn.Module, roots: set[str]) -> list[str]:
-    """What distinguishes this module from others of its class, apart from weights and submodules."""
-    own = _OF_FX if isinstance(module, torch.fx.GraphModule) else _OF_EVERY_MODULE
-    values = {key: value for key, value in vars(module).items() if key not in own}
-    hooks = {key: list(vars(module)[key].values()) for key in _HOOKS if vars(module).get(key)}
-    return sorted(f"{key}={_described(value, roots)}" for key, value in {**values, **hooks}.items())
 
 
 # one a kind
@@ -296,18 +281,14 @@ def _sources(roots: Iterable[str]) -> list[str]:
 
 
 def _file_of(name: str) -> Path | None:
-    """The file of a module, which need not be imported; None where there is none."""
-    module = sys.modules.get(name)
-    file = getattr(module, "__file__", None)
-    if module is None:
+    file = getattr(sys.modules.get(name), "__file__", None)
+    if name not in sys.modules:
         with contextlib.suppress(ImportError, ValueError, AttributeError):
-            spec = importlib.util.find_spec(name)
-            file = spec.origin if spec is not None else None
+            file = getattr(importlib.util.find_spec(name), "origin", None)
     return Path(file) if file and Path(file).is_file() else None
 
 
 def _imports(source: bytes, package: str) -> Iterator[str]:
-    """Names of the modules that a source file imports anywhere, and of what it takes out of them."""
     with contextlib.suppress(SyntaxError, ValueError):
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.Import):
@@ -316,9 +297,6 @@ def _imports(source: bytes, package: str) -> Iterator[str]:
                 base = package.rsplit(".", node.level - 1)[0] if node.level else ""
                 where = ".".join(filter(None, (base, node.module)))
                 yield where
-                yield from (f"{where}.{alias.name}" for alias in node.names if _is_package(where))
-
-
-def _is_package(name: str) -> bool:
-    file = _file_of(name)
-    return file is not None and file.stem == "__init__"
+                file = _file_of(where)
+                if file is not None and file.stem == "__init__":
+                    yield from (f"{where}.{alias.name}" for alias in node.names)

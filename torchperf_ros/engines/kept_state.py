@@ -29,7 +29,6 @@ class KeptState:
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
-        """Copy what there is now. Objects that several modules share stay shared."""
         self._buffers = [
             (module, name, buffer, None if buffer is None else buffer.detach().clone())
             for module in model.modules()
@@ -50,8 +49,7 @@ class KeptState:
 
         A buffer keeps its memory, which compiled code and captured graphs know.
         """
-        changed = list(self._changed())
-        memo = dict(self._own)
+        changed, memo = list(self._changed()), dict(self._own)
         with torch.no_grad():
             for module, name, original, saved in changed:
                 if saved is _ABSENT:
@@ -122,10 +120,5 @@ def _same(now: Any, saved: Any, seen: frozenset[int] = frozenset()) -> bool:  # 
 
 
 def _parts_of(value: Any) -> list[Any]:  # noqa: ANN401
-    """What an object would be made of again, as `copy` and `pickle` ask for it."""
-    made = value.__reduce_ex__(4)
-    return (
-        [made]
-        if isinstance(made, str)
-        else [list(part) if isinstance(part, Iterator) else part for part in made]
-    )
+    """What an object would be made of again, as `copy` and `pickle` ask for it; of a global one its name."""
+    return [list(part) if isinstance(part, Iterator) else part for part in value.__reduce_ex__(4)]

@@ -3,7 +3,6 @@
 ONNX Runtime, OpenVINO and TensorRT; each is imported where it is used, nowhere else.
 """
 
-import ctypes.util
 import functools
 import io
 import tempfile
@@ -16,11 +15,18 @@ from typing import Any
 import numpy as np
 import torch
 
+from torchperf_ros.engines.aoti import load_package
 from torchperf_ros.engines.built_tier import BuiltTier, Call
-from torchperf_ros.engines.package import load_package
-from torchperf_ros.engines.package_engine import Built, FlatCall, PackageEngine, check_count, exported
+from torchperf_ros.engines.model_transforms import int8_in_onnx, quiet_log
+from torchperf_ros.engines.package_engine import (
+    Built,
+    FlatCall,
+    PackageEngine,
+    built_of,
+    check_count,
+    exported,
+)
 from torchperf_ros.engines.parity import DynamicDims
-from torchperf_ros.engines.quantisation import int8_in_onnx, quiet_log
 from torchperf_ros.settings.build_options import DISTRIBUTIONS, BuildOptions
 
 _HINTS = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
@@ -39,7 +45,7 @@ _TYPES: dict[str, tuple[torch.dtype, type]] = {
 
 
 class OnnxRuntime(PackageEngine):
-    """ONNX Runtime on the CPU, and on CUDA where its build has that provider, with TensorRT below where that is there.
+    """ONNX Runtime on the CPU, and on CUDA where its build has that provider.
 
     On the CPU int8_dynamic is its own dynamic quantisation of matrix products; it has no kernels for half
     precision there. Denormals are computed as they are, as torch does.
@@ -51,53 +57,38 @@ class OnnxRuntime(PackageEngine):
     build_distributions = ("onnx", "onnxscript")
 
     def why_not(self, options: BuildOptions, dynamic_dims: DynamicDims, device: torch.device) -> str:
-        """Likewise; only one of the two builds has CUDA."""
         why = super().why_not(options, dynamic_dims, device)
         if not why and device.type == "cuda" and not self.version.startswith(_FOR_CUDA):
             return f"engine {self.name} needs the package {_FOR_CUDA} on CUDA: pip install {_FOR_CUDA}"
         return why
 
     def for_model(self, options: BuildOptions) -> BuildOptions:
-        """Half precision; it quantises, lays out and folds by itself."""
         return BuildOptions(precision="fp32" if options.precision == _INT8 else options.precision)
 
     def convert(self, tier: BuiltTier, options: BuildOptions, path: Path) -> Built:
         """Export to ONNX, optimise, and save the optimised graph, so that loading it costs no optimisation."""
-        program, built = exported(tier)
+        program = exported(tier)
+        built = built_of(program)
         with tempfile.TemporaryDirectory(prefix="torchperf_") as folder:
             plain = Path(folder) / "plain.onnx"
             with warnings.catch_warnings(), quiet_log("torch.onnx"):
                 warnings.simplefilter("ignore")
                 graph = torch.onnx.export(program, dynamo=True, external_data=False, verbose=False)
             assert graph is not None
-            graph.save(
-                str(plain), external_data=False
-            )  # one file: what the manifest's hash covers is all there is
+            # One file: what the manifest's hash covers is all there is.
+            graph.save(str(plain), external_data=False)
             if options.precision == _INT8:
                 plain = _quantised(plain)
                 built = replace(built, left=built.left - int8_in_onnx(plain))
-            settings = _onnx_settings()
-            if "TensorrtExecutionProvider" in _providers(options, tier.device):
-                settings.add_session_config_entry(
-                    "ep.context_enable", "1"
-                )  # the built engine inside of the file
-                settings.add_session_config_entry("ep.context_embed_mode", "1")
-                settings.add_session_config_entry("ep.context_file_path", str(path))
-            else:
-                settings.optimized_model_filepath = str(path)
-            session = _onnx_session(plain, settings, options, tier.device)
-            check_count(len(session.get_outputs()), built)
+            session = _onnx_session(plain, options, tier.device, path)
+            check_count(len(session.get_outputs()), program)
         return built
 
     def in_int8(self, path: Path) -> Counter[str]:
         return int8_in_onnx(path)
 
     def open(self, path: Path, options: BuildOptions, device: torch.device) -> FlatCall:
-        import onnxruntime
-
-        settings = _onnx_settings()
-        settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        session = _onnx_session(path, settings, options, device)
+        session = _onnx_session(path, options, device)
         if device.type == "cuda":
             return _CudaCall(session, device)
         names = [each.name for each in session.get_inputs()]
@@ -120,12 +111,11 @@ class _CudaCall:
     these are waited for first.
     """
 
-    # the library has no types
+    # The library has no types.
     def __init__(self, session: Any, device: torch.device) -> None:  # noqa: ANN401
         self._session, self._device, self._index = session, device, device.index or 0
-        self._stream = torch.cuda.current_stream(
-            device
-        ).cuda_stream  # 0, the default one, is not handed over
+        # 0, the default one, is not handed over.
+        self._stream = torch.cuda.current_stream(device).cuda_stream
         self._inputs = [(each.name, *_TYPES[each.type]) for each in session.get_inputs()]
         self._outputs = [(each.name, *_TYPES[each.type], each.shape) for each in session.get_outputs()]
         self._fixed = all(isinstance(size, int) for *_, shape in self._outputs for size in shape)
@@ -150,24 +140,24 @@ class _CudaCall:
         return [torch.from_numpy(array).to(self._device) for array in binding.copy_outputs_to_cpu()]
 
 
-def _onnx_settings() -> Any:  # noqa: ANN401 - the library has no types
+def _onnx_session(
+    path: Path, options: BuildOptions, device: torch.device, optimised: Path | None = None
+) -> Any:  # noqa: ANN401 - the library has no types
+    """A session that runs a file: one that is optimised, or one whose optimised graph is saved as such a file."""
     import onnxruntime
 
     settings = onnxruntime.SessionOptions()
     settings.intra_op_num_threads = torch.get_num_threads()
     settings.inter_op_num_threads = 1
     settings.log_severity_level = _ERRORS_ONLY
-    # its threads spin while a model runs, and not until the next frame, when others need the processor
+    # Its threads spin while a model runs, and not until the next frame, when others need the processor.
     settings.add_session_config_entry("session.force_spinning_stop", "1")
-    return settings
-
-
-def _onnx_session(path: Path, settings: Any, options: BuildOptions, device: torch.device) -> Any:  # noqa: ANN401
-    import onnxruntime
-
-    return onnxruntime.InferenceSession(
-        str(path), settings, providers=list(_providers(options, device).items())
-    )
+    if optimised is not None:
+        settings.optimized_model_filepath = str(optimised)
+    else:
+        settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    providers = list(_providers(options, device).items())
+    return onnxruntime.InferenceSession(str(path), settings, providers=providers)
 
 
 def _providers(options: BuildOptions, device: torch.device) -> dict[str, dict[str, str]]:
@@ -177,18 +167,12 @@ def _providers(options: BuildOptions, device: torch.device) -> dict[str, dict[st
     """
     if device.type == "cpu":
         return {"CPUExecutionProvider": {}}
-    import onnxruntime
-
-    stream = str(torch.cuda.current_stream(device).cuda_stream)
-    place = {"device_id": str(device.index or 0), "user_compute_stream": stream}
-    tf32 = {"use_tf32": str(int(options.precision == "tf32"))}  # on by its own default; fp32 means fp32
-    providers = {"CUDAExecutionProvider": place | tf32, "CPUExecutionProvider": {}}
-    # the provider is listed in builds on machines without TensorRT, too; it has no setting against tf32
-    tensorrt = ctypes.util.find_library("nvinfer") and options.precision != "fp32"
-    if tensorrt and "TensorrtExecutionProvider" in onnxruntime.get_available_providers():
-        half = {"trt_fp16_enable": str(int(options.precision == "fp16"))}
-        return {"TensorrtExecutionProvider": place | half, **providers}
-    return providers
+    settings = {
+        "device_id": str(device.index or 0),
+        "user_compute_stream": str(torch.cuda.current_stream(device).cuda_stream),
+        "use_tf32": str(int(options.precision == "tf32")),  # on by its own default; fp32 means fp32
+    }
+    return {"CUDAExecutionProvider": settings, "CPUExecutionProvider": {}}
 
 
 def _quantised(plain: Path) -> Path:
@@ -196,9 +180,8 @@ def _quantised(plain: Path) -> Path:
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     model, path = onnx.load(str(plain)), plain.with_name("quantised.onnx")
-    del model.graph.value_info[
-        :
-    ]  # shapes of weights, some of which it transposes and then compares with these
+    # Shapes of weights, some of which it transposes and then compares with these.
+    del model.graph.value_info[:]
     quantize_dynamic(model, str(path), weight_type=QuantType.QInt8, op_types_to_quantize=["MatMul", "Gemm"])
     return path
 
@@ -215,14 +198,12 @@ class OpenVino(PackageEngine):
     precisions = {"cpu": tuple(_HINTS)}  # int8 would need a library of its own
 
     def for_model(self, options: BuildOptions) -> BuildOptions:
-        """Nothing: it converts, lays out and folds by itself."""
         return BuildOptions()
 
     def convert(self, tier: BuiltTier, options: BuildOptions, path: Path) -> Built:
-        """Export, convert, compile for this processor, and save what it has compiled."""
         import openvino
 
-        program, built = exported(tier)
+        program = exported(tier)
         with warnings.catch_warnings():  # of torch, about how it is used
             warnings.simplefilter("ignore")
             converted = openvino.convert_model(program)
@@ -233,10 +214,10 @@ class OpenVino(PackageEngine):
             ]
             converted.inputs[index].get_node().set_partial_shape(openvino.PartialShape(sizes))
         converted.validate_nodes_and_infer_types()
-        check_count(len(converted.outputs), built)
+        check_count(len(converted.outputs), program)
         compiled = _openvino_core().compile_model(converted, "CPU", _openvino_settings(options))
         path.write_bytes(compiled.export_model().getvalue())
-        return built
+        return built_of(program)
 
     def open(self, path: Path, options: BuildOptions, device: torch.device) -> FlatCall:
         import openvino
@@ -296,12 +277,12 @@ class TensorRt(PackageEngine):
     distributions = DISTRIBUTIONS["tensorrt"]
     precisions = {"cuda": _CUDA_PRECISIONS}  # int8 would need calibration data
     dynamic = False
+    keeps_nest = True
 
     def convert(self, tier: BuiltTier, options: BuildOptions, path: Path) -> Built:
-        """Export, have TensorRT build its parts, and package the whole."""
         import torch_tensorrt
 
-        program, built = exported(tier)
+        program = exported(tier)
         graph = torch_tensorrt.dynamo.compile(
             program,
             arg_inputs=list(tier.example),
@@ -312,10 +293,9 @@ class TensorRt(PackageEngine):
         torch_tensorrt.save(
             graph, str(path), output_format="aot_inductor", arg_inputs=list(tier.example), retrace=True
         )
-        return Built(built.graph)  # the file holds how outputs are nested
+        return built_of(program)
 
     def open(self, path: Path, options: BuildOptions, device: torch.device) -> Call:
-        """Load the package, once TensorRT's runtime has registered what it calls."""
         import torch_tensorrt  # noqa: F401
 
         return load_package(path, device)

@@ -1,12 +1,19 @@
-"""What is done to a tier's model before an engine runs it: precision and memory layout.
+"""What is done to a tier's model before an engine runs it: precision, memory layout, quantisation to int8.
 
-Whether the result is still good is measured, see `parity`.
+Whether the result is still good is measured, see `parity`. A compiler that does not know a quantised pattern
+dequantises and goes on in fp32, in silence. So what is built is looked at afterwards: the calls in the C++ that
+AOTInductor has compiled, the nodes of ONNX Runtime's optimised graph.
 """
 
 import copy
-from collections.abc import Callable, Iterator
+import importlib.util
+import logging
+import re
+import warnings
+import zipfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +23,6 @@ from torch.utils import _pytree as pytree
 
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.engines.parity import Inputs
-from torchperf_ros.engines.quantisation import quantise_linear, why_no_int8
 from torchperf_ros.settings.build_options import INT8_PRECISIONS, INT8_STATIC, PRECISIONS, BuildOptions
 
 _CPU_INFO: Final = Path("/proc/cpuinfo")
@@ -72,7 +78,7 @@ def _moved(model: nn.Module, device: torch.device) -> nn.Module:
 
     Where all of it is there, untouched: exported weights in int8 cannot be moved at all.
     """
-    there = all(tensor.device == device for tensor in chain(model.parameters(), model.buffers()))
+    there = all(tensor.device == device for tensor in (*model.parameters(), *model.buffers()))
     return model if there else model.to(device)
 
 
@@ -172,11 +178,10 @@ def _why_not_channels_last(model: nn.Module) -> str:
     convolutions = [m for m in model.modules() if isinstance(m, (nn.Conv2d, nn.ConvTranspose2d))]
     if not convolutions:
         return "no two-dimensional convolution"
-    # those of 1x1 are as good as both
+    # Weights of 1x1 are as good as both.
     weights = [m.weight for m in convolutions if not m.weight.is_contiguous()]
-    if weights and all(weight.is_contiguous(memory_format=torch.channels_last) for weight in weights):
-        return "the model does so itself"
-    return ""
+    there = weights and all(one.is_contiguous(memory_format=torch.channels_last) for one in weights)
+    return "the model does so itself" if there else ""
 
 
 def _why_not_precision(model: nn.Module, precision: str, device: torch.device) -> str:
@@ -201,12 +206,8 @@ def why_slow(precision: str, device: torch.device) -> str:
         slow = precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False)
         return "this GPU has no bf16 instructions; it would run, but slowly" if slow else ""
     known = _CPU_INSTRUCTIONS[precision]
-    slow = cpu_flags().isdisjoint(known)
-    return (
-        f"this CPU has no {precision} instructions ({' / '.join(known)}); it would run, but slowly"
-        if slow
-        else ""
-    )
+    why = f"this CPU has no {precision} instructions ({' / '.join(known)}); it would run, but slowly"
+    return why if cpu_flags().isdisjoint(known) else ""
 
 
 def cpu_flags() -> frozenset[str]:
@@ -217,3 +218,126 @@ def cpu_flags() -> frozenset[str]:
         return frozenset()
     found = (line.partition(":")[2] for line in lines if line.lower().startswith(("flags", "features")))
     return frozenset(next(found, "").split())
+
+
+CONVOLUTION, LINEAR = "convolutions", "linear layers"
+# Operators of an exported graph, and of which kind of layer they are.
+_LAYERS: Final = {
+    **dict.fromkeys((f"conv{kind}" for kind in ("1d", "2d", "3d", "olution")), CONVOLUTION),
+    **dict.fromkeys((f"conv_transpose{size}d" for size in (1, 2, 3)), CONVOLUTION),
+    "linear": LINEAR,
+}
+
+_KERNELS: Final = {"qconv": CONVOLUTION, "qlinear": LINEAR, "int_mm": LINEAR, "weight_int8pack_mm": LINEAR}
+_KERNEL: Final = re.compile(rf"\baoti_torch_[a-z]+__({'|'.join(_KERNELS)})\w*\(")  # aoti_torch/c/shim_cpu.h
+# Operators of ONNX and of ONNX Runtime's own that compute in int8.
+_NODES: Final = {
+    **dict.fromkeys(("QLinearConv", "ConvInteger"), CONVOLUTION),
+    **dict.fromkeys(
+        ("QLinearMatMul", "QGemm", "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul"), LINEAR
+    ),
+}
+
+
+def why_no_int8() -> str:
+    """Why torchao's int8 cannot be used here, and what to do; empty where it is installed."""
+    install = "`pip install torchao`, or `pip install 'torchperf_ros[quantization]'`"
+    return f"torchao is not installed: {install}" if importlib.util.find_spec("torchao") is None else ""
+
+
+def quantise_linear(model: nn.Module, precision: str) -> None:
+    """Make the weights of its `nn.Linear` layers int8, one scale per output, in place.
+
+    int8_weight multiplies in the input's type; int8_dynamic rounds inputs to int8, too, with a scale per
+    row.
+    """
+    _check_torchao(precision)
+    with quiet_log("torchao", "torch.utils._pytree"):  # it warns of kernels for other machines
+        from torchao.quantization import (
+            Int8DynamicActivationInt8WeightConfig,
+            Int8WeightOnlyConfig,
+            quantize_,
+        )
+    kinds = {"int8_weight": Int8WeightOnlyConfig, "int8_dynamic": Int8DynamicActivationInt8WeightConfig}
+    # Otherwise it would change the compiler for every other model, too.
+    quantize_(model, kinds[precision](set_inductor_config=False))
+
+
+def quantise_static(graph: torch.fx.GraphModule, calibration: Sequence[Inputs]) -> torch.fx.GraphModule:
+    """An exported graph with int8 convolutions and linear layers, weights by channel, activations by tensor.
+
+    The ranges of activations are those that the calibration inputs give (a histogram's, by the least
+    squared error). Other products stay as they are: torchao would quantise them, too, those of coordinates
+    among them.
+    """
+    _check_torchao(INT8_STATIC)
+    from torch._inductor import config as inductor
+
+    before = inductor.pre_grad_custom_pass
+    with quiet_log("torchao", "torch.utils._pytree"):
+        from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+        from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
+    inductor.pre_grad_custom_pass = before  # for attention; it would run for every other model, too
+    config, quantizer = x86.get_default_x86_inductor_quantization_config(), x86.X86InductorQuantizer()
+    quantizer.set_module_type_qconfig(nn.Conv2d, config).set_module_type_qconfig(nn.Linear, config)
+    quantizer.set_function_type_qconfig(nn.functional.conv1d, config)
+    with warnings.catch_warnings(), torch.no_grad():  # of torch, about how it is used
+        warnings.simplefilter("ignore")
+        prepared = prepare_pt2e(graph, quantizer)
+        for inputs in calibration:
+            prepared(*inputs)
+        converted: torch.fx.GraphModule = convert_pt2e(prepared)
+    return converted
+
+
+def layers_of(graph: torch.fx.Graph) -> Counter[str]:
+    """How many convolutions and linear layers an exported graph has that are not quantised, by kind."""
+    found: Counter[str] = Counter()
+    for node in graph.nodes:
+        kind = _LAYERS.get(str(node.target).removeprefix("aten.").partition(".")[0])
+        if kind and not str(getattr(node.args[1], "target", "")).startswith("quantized_decomposed."):
+            found[kind] += 1
+    return found
+
+
+def int8_in_package(path: Path) -> Counter[str]:
+    """How many layers of each kind a `.pt2` package runs in int8: the kernels that its C++ calls."""
+    found: Counter[str] = Counter()
+    with zipfile.ZipFile(path) as package:
+        for name in package.namelist():
+            if name.endswith(".cpp"):
+                found.update(_KERNELS[kernel] for kernel in _KERNEL.findall(package.read(name).decode()))
+    return found
+
+
+def int8_in_onnx(path: Path) -> Counter[str]:
+    import onnx
+
+    nodes = onnx.load(str(path), load_external_data=False).graph.node
+    return Counter(_NODES[node.op_type] for node in nodes if node.op_type in _NODES)
+
+
+def why_not_int8(precision: str, there: Counter[str]) -> str:
+    """Why a precision has nothing to quantise in a model with these layers; empty: it has."""
+    if precision == INT8_STATIC:
+        return "" if there.total() else "the model has no convolution and no linear layer"
+    static = f"; {INT8_STATIC} takes convolutions, too" if there.total() else ""
+    return "" if there[LINEAR] else f"the model has no nn.Linear layer{static}"
+
+
+def _check_torchao(precision: str) -> None:
+    if reason := why_no_int8():
+        raise ConfigError(f"parameter precision: {precision!r} cannot be used: {reason}")
+
+
+@contextmanager
+def quiet_log(*names: str) -> Iterator[None]:
+    loggers = [logging.getLogger(name) for name in names]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)

@@ -38,7 +38,6 @@ def leaves_in(outputs: Any, within: tuple[int, ...] = ()) -> Iterator[Any]:  # n
 
 
 def _held_by(value: Any) -> Collection[Any] | None:  # noqa: ANN401
-    """What a nest holds; None where it is none, or hides what it holds."""
     if isinstance(value, (tuple, list, set, frozenset, deque, Drawn)):
         return value.values if isinstance(value, Drawn) else value
     if isinstance(value, Mapping):
@@ -54,18 +53,17 @@ def _attributes(value: Any) -> dict[str, Any]:  # noqa: ANN401
     """
     if isinstance(value, (torch.nn.Module, type, ModuleType, Iterator)) or callable(value):
         return {}
-    slots = (name for kind in type(value).__mro__ for name in _names(vars(kind).get("__slots__", ())))
-    found = {name: getattr(value, name) for name in slots if hasattr(value, name)}
+    found = {}
+    for kind in type(value).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        names = (slots,) if isinstance(slots, str) else slots
+        found.update({name: getattr(value, name) for name in names if hasattr(value, name)})
     found |= getattr(value, "__dict__", {})
     return {
         name: held
         for name, held in found.items()
         if not isinstance(held, torch.nn.Module) and not callable(held)
     }
-
-
-def _names(slots: str | Iterable[str]) -> Iterable[str]:
-    return (slots,) if isinstance(slots, str) else slots
 
 
 def tensors_in(outputs: Any) -> Iterator[torch.Tensor]:  # noqa: ANN401 - a model may return anything
@@ -109,14 +107,10 @@ def numbers_of(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
             yield from numbers_of(part)
     elif tensor.layout is torch.sparse_coo:
         yield from (tensor.coalesce().indices(), *numbers_of(tensor.coalesce().values()))
+    elif tensor.layout in {torch.sparse_csr, torch.sparse_bsr}:
+        yield from (tensor.crow_indices(), tensor.col_indices(), *numbers_of(tensor.values()))
     elif tensor.layout is not torch.strided:
-        is_row = tensor.layout in {torch.sparse_csr, torch.sparse_bsr}
-        yield from (
-            (tensor.crow_indices(), tensor.col_indices())
-            if is_row
-            else (tensor.ccol_indices(), tensor.row_indices())
-        )
-        yield from numbers_of(tensor.values())
+        yield from (tensor.ccol_indices(), tensor.row_indices(), *numbers_of(tensor.values()))
     elif tensor.is_quantized:
         yield tensor.dequantize()
     elif tensor.is_complex():
@@ -149,7 +143,6 @@ def drawn(outputs: Any) -> Any:  # noqa: ANN401 - a model may return anything
 
 
 def holds_lazy(outputs: Any) -> bool:  # noqa: ANN401 - a model may return anything
-    """Whether there is a generator among outputs, whose numbers do not exist before it runs."""
     return any(isinstance(leaf, Iterator) for leaf in pytree.tree_leaves(outputs))
 
 
@@ -217,7 +210,6 @@ def flat_numbers(outputs: Any) -> list[torch.Tensor]:  # noqa: ANN401
 
 
 def shapes_of(tensors: Iterable[torch.Tensor]) -> tuple[tuple[int, ...], ...]:
-    """Their shapes as plain tuples."""
     return tuple(tuple(tensor.shape) for tensor in tensors)
 
 

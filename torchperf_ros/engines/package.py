@@ -1,217 +1,204 @@
-"""Engine aoti.
+"""The layer Package: a model that was built into a file, with its manifest, and what may be loaded of it.
 
-A model exported, compiled ahead of time by AOTInductor into a `.pt2` file, loaded in milliseconds.
+It also has the table of all engines, and how `auto` chooses between those that build packages. An engine `graph`
+(eager inside of a CUDA graph) belongs into `IN_PROCESS`; `candidates_of` is where `auto` decides what it times.
 """
 
-import ctypes
-import hashlib
-import os
-import re
-import zipfile
-from collections import Counter
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
 
 import torch
-from torch.utils import _pytree as pytree
 
+from torchperf_ros.api.errors import one_line
+from torchperf_ros.engines.aoti import Aoti
 from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs
-from torchperf_ros.engines.model_transforms import transform
-from torchperf_ros.engines.package_engine import (
-    Built,
-    EngineUnavailable,
-    PackageEngine,
-    export,
-    nested,
-    written_to,
-)
-from torchperf_ros.engines.parity import DynamicDims
-from torchperf_ros.engines.quantisation import int8_in_package, layers_of, quantise_static
+from torchperf_ros.engines.engine import Compile, Eager, Engine, Runner, finished
+from torchperf_ros.engines.fingerprint import declared_dims, identify, machine_facts
+from torchperf_ros.engines.library_engines import OnnxRuntime, OpenVino, TensorRt
+from torchperf_ros.engines.outputs import signature_of, tensors_in
+from torchperf_ros.engines.package_engine import PackageEngine
+from torchperf_ros.engines.parity import DynamicDims, Parity, random_inputs, same
 from torchperf_ros.engines.stopwatch import time_interleaved
-from torchperf_ros.settings.build_options import INT8_STATIC, BuildOptions
-from torchperf_ros.workers.package_cache import unquoted_path
-from torchperf_ros.workers.package_manifest import PackageError
+from torchperf_ros.settings.build_options import BuildOptions
+from torchperf_ros.workers.engine_choice import EngineChoice, choose_engine
+from torchperf_ros.workers.package_cache import find_package
+from torchperf_ros.workers.package_manifest import (
+    Identity,
+    Manifest,
+    PackageError,
+    check_package,
+    file_sha256,
+    manifest_path,
+)
 
-_MADV_DONTNEED: Final = 4  # sys/mman.h
-_READ_ONLY: Final = re.compile(
-    r"^(\w+)-(\w+) r--p [^\n]*/aotinductor/[^\n]*\n(?:[A-Z][^\n]*\n)*?Anonymous: +0 kB", re.MULTILINE
-)  # of the files that a package unpacks to
-_CUDA_HEADER = "cuda_runtime_api.h"
-_CPP_LIBRARY = b"libstdc++.so"
-_VARIANT_SECONDS, _ROUNDS = 0.5, (5, 200)
+# Every engine that runs packages.
+ENGINES: dict[str, PackageEngine] = {
+    engine.name: engine for engine in (Aoti(), OnnxRuntime(), OpenVino(), TensorRt())
+}
+# Those that run the model itself.
+IN_PROCESS: dict[str, Engine] = {engine.name: engine for engine in (Eager(), Compile())}
 
-
-class Aoti(PackageEngine):
-    """AOTInductor, which is part of torch."""
-
-    name = "aoti"
-
-    def convert(self, tier: BuiltTier, options: BuildOptions, path: Path) -> Built:
-        """Export, quantise where that is asked for, and compile."""
-        if options.precision != INT8_STATIC:
-            return build_package(tier.model, tier.example, tier.dims, path)
-        if why := tier.why_uncalibrated():
-            raise EngineUnavailable(f"{INT8_STATIC}: {why}")
-        graph = export(tier.model, tier.example, tier.dims).module(check_guards=False)
-        quantised = quantise_static(graph, tier.calibration())
-        return build_package(quantised, tier.example, tier.dims, path, frozen_only=True)
-
-    def in_int8(self, path: Path) -> Counter[str]:
-        return int8_in_package(path)
-
-    def open(self, path: Path, options: BuildOptions, device: torch.device) -> Call:
-        """Load it; the file knows how outputs are nested."""
-        return load_package(path, device)
+# A camera's pace: between two frames caches go cold, and threads that wait for work go to sleep.
+_PACE_S = 1 / 30
+_ROUNDS = 40
 
 
-def name_torch_unquoted() -> None:
-    """Have torch give linkers a path to itself without a space: in a checkout below a home that has one."""
-    from torch._inductor import cpp_builder
-    from torch.utils import cpp_extension
+@dataclass(frozen=True)
+class Package:
+    """A file that was checked against what lies beside it.
 
-    cpp_extension.TORCH_LIB_PATH = unquoted_path(cpp_extension.TORCH_LIB_PATH)
-    cpp_builder._LINKER_SCRIPT = unquoted_path(cpp_builder._LINKER_SCRIPT)
+    Attributes:
+        key: names it on `/diagnostics`: that of its identity, of a user's file its hash.
+        manifest: None where only a checksum lies beside it; then it is AOTInductor's, of the example's shapes.
+    """
+
+    path: Path
+    key: str
+    manifest: Manifest | None
+
+    @property
+    def identity(self) -> Identity | None:
+        return self.manifest.identity if self.manifest else None
+
+    @property
+    def options(self) -> BuildOptions:
+        return BuildOptions(**self.identity.options) if self.identity else BuildOptions("aoti")
+
+    @property
+    def engine(self) -> PackageEngine:
+        return ENGINES[self.options.engine]
+
+    @property
+    def parity(self) -> Parity | None:
+        return Parity.read(self.manifest.parity) if self.manifest else None
+
+    def runner(self, device: torch.device) -> Runner:
+        """What runs it, before it is `finished`; a `PackageError` if its library cannot load it."""
+        outputs = self.manifest.outputs if self.manifest else ""
+        call = self.engine.load(self.path, outputs, self.options, device)
+        static = self.identity is None or not self.identity.dynamic
+        return Runner(call, graphs=1, static=static, package=self)
 
 
-def build_package(
-    model: torch.nn.Module,
+def users_package(
+    path: Path,
+    folders: Sequence[str] | None,
+    device: torch.device,
     example: Inputs,
     dynamic_dims: DynamicDims,
-    path: Path,
-    *,
-    frozen_only: bool = False,
-) -> Built:
-    """Export a model, compile it in each of its variants, and keep the fastest as the file `path`.
-
-    `frozen_only`: of int8_static Inductor makes int8 kernels where it packs weights, and nowhere else.
+) -> Runner:
+    """A file that a user has named, before it is `finished`; it takes other sizes if its manifest has ranges.
 
     Raises:
-        PackageError: what compiles for CUDA is not installed.
-        Exception: torch's error, which cannot export or compile the model.
+        PackageError: it is not there or not to be loaded from there, it is an exported program, its hash,
+            machine or engine does not match, or it does not run on the example's shapes.
+        EngineUnavailable: its engine cannot run it here.
     """
-    if any(tensor.is_cuda for tensor in example):
-        check_toolkit()
-    device = next((tensor.device for tensor in example), torch.device("cpu"))
-    calls: dict[str, Callable[[], Any]] = {}
-    files: dict[str, Path] = {}
-    first_error: Exception | None = None
-    name_torch_unquoted()
-    program = export(model, example, dynamic_dims)
-    graph = hashlib.sha256(str(program.graph).encode()).hexdigest()
-    try:
-        variants = {"frozen": (model, True)} if frozen_only else _variants(model, program, example, device)
-        for name, (variant, frozen) in variants.items():
-            file = files[name] = path.with_name(f"{path.stem}.{len(files)}.pt2")
-            try:
-                exported = program if variant is model else export(variant, example, dynamic_dims)
-                with (
-                    torch.no_grad()
-                ):  # where gradients are recorded, Inductor freezes nothing, without a message
-                    configs = {"freezing": frozen}
-                    torch._inductor.aoti_compile_and_package(
-                        exported, package_path=str(file), inductor_configs=configs
-                    )
-                check_linked(file)
-                calls[name] = partial(load_package(file, device), *example)
-            except Exception as error:  # the compiler's boundary: another variant may do
-                first_error = first_error or error
-        if first_error is not None and not calls:
-            raise first_error
-        with torch.inference_mode():
-            found = time_interleaved(calls, device, seconds=_VARIANT_SECONDS, rounds=_ROUNDS)
-        times_ms = {name: timing.median_ms for name, timing in found.items()}
-        ranked = sorted(times_ms, key=lambda name: times_ms[name])
-        files[ranked[0]].rename(path)
-    finally:
-        for file in files.values():
-            file.unlink(missing_ok=True)
-    return Built(
-        graph, variants_ms={name: times_ms[name] for name in ranked}, left=layers_of(program.graph)
-    )
-
-
-def _variants(
-    model: torch.nn.Module, program: torch.export.ExportedProgram, example: Inputs, device: torch.device
-) -> dict[str, tuple[torch.nn.Module, bool]]:
-    """The ways to compile a model out of which the fastest is kept: name -> model, frozen.
-
-    `frozen`: Inductor folds what follows from weights alone, batch normalisation too, and packs weights as
-    the machine's kernels want them. With convolutions that pays, so that it is the memory format that is
-    open; without, packed weights may be slower for the few rows that a vehicle has, and `plain` is the
-    other one. A model without weights has nothing to freeze; of one that writes to its buffers, Inductor
-    would freeze what changes.
-    """
-    if not program.state_dict or "buffers" in written_to(program):
-        return {"plain": (model, False)}
-    images = transform(model, BuildOptions(channels_last=True), device, example)
-    if images is model:
-        return {"frozen": (model, True), "plain": (model, False)}
-    return {"frozen": (model, True), "frozen channels_last": (images, True)}
-
-
-def check_toolkit() -> None:
-    """A `PackageError` before the export, which takes its time, where CUDA's headers for a package are missing."""
-    from torch.utils import cpp_extension
-
-    try:
-        folders = [
-            *cpp_extension.include_paths("cuda"),
-            "/usr/include",
-        ]  # Debian's, which the compiler knows itself
-    except OSError:  # no toolkit at all
-        folders = []
-    if not any(Path(folder, _CUDA_HEADER).is_file() for folder in folders):
-        where = ", ".join(folders) or "no toolkit was found"
+    package = _checked(find_package(path, folders), device, example)
+    path, identity, engine = package.path, package.identity, package.engine
+    declared = declared_dims(dynamic_dims)
+    if identity and identity.dynamic not in ([], declared):
         raise PackageError(
-            f"packages for CUDA cannot be built here: {_CUDA_HEADER} is missing ({where}); install a CUDA"
-            " toolkit or set CUDA_HOME, or build them on a machine with the same card and torch"
+            f"package {path} was built for the dynamic dimensions {identity.dynamic}; the adapter declares"
+            f" {declared}, each [input, dimension, smallest, largest]"
         )
+    engine.check(package.options, {}, device)
+    if identity and identity.library != engine.version:
+        raise PackageError(f"package {path} was built by {identity.library}; here is {engine.version}")
+    runner = package.runner(device)
+    _try(path, runner.call, example)
+    return runner
 
 
-def check_linked(path: Path) -> None:
-    """A `PackageError` for a package with a C++ library of its own.
-
-    Beside torch's, loading it ends the process.
-    """
-    with zipfile.ZipFile(path) as package:
-        libraries = [name for name in package.namelist() if name.endswith(".so")]
-        if all(_CPP_LIBRARY in package.read(name) for name in libraries):
-            return
-    raise PackageError(
-        f"the compiler {os.environ.get('CXX', 'g++')} has linked a C++ library of its own into the package,"
-        " which would crash beside torch's; set CXX and CC to one that links the system's, such as"
-        " /usr/bin/g++"
-    )
-
-
-def load_package(path: Path, device: torch.device) -> Callable[..., Any]:
-    """Load a package, which takes the model's inputs, positional tensors, and does not check their sizes.
-
-    The loader is called without its Python wrapper, whose import alone takes longer than a worker has to
-    start. It runs for one thread: for several it would ask the device whether earlier runs are over, which
-    no capture as a CUDA graph permits.
-    """
-    index = -1 if device.type == "cpu" else device.index or 0
-    loader = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", True, 1, index)
-    tree = pytree.treespec_loads(loader.get_call_spec()[1])
-    _give_back_constants()
-    return nested(lambda *inputs: loader.boxed_run(list(inputs)), tree)
-
-
-def _give_back_constants() -> None:
-    """Give back the pages of packages' constants.
-
-    The loader has copied them, and the file's are not read again.
-
-    That was as much memory again as all weights take, in each worker. Only mappings count that cannot be
-    written to and were not (`Anonymous`, see proc(5)): a later read of one gets its pages from the file.
-    """
+def _checked(path: Path, device: torch.device, example: Inputs) -> Package:
+    """By the manifest that `torchperf compile` wrote, or `<file>.sha256` as the program sha256sum writes it."""
+    if manifest_path(path).is_file():
+        manifest = check_package(path, None)
+        identity = manifest.identity
+        here = [torch.__version__, *machine_facts(device), *map(signature_of, example)]
+        built = [identity.torch, identity.device, identity.capability, *identity.signature]
+        if here != built:
+            raise PackageError(
+                f"package {path} was built for {'; '.join(built)}; this is {'; '.join(here)}"
+            )
+        return Package(path, manifest.package_sha256[:32], manifest)
+    beside, digest = path.with_name(f"{path.name}.sha256"), file_sha256(path)
     try:
-        mappings = Path("/proc/self/smaps").read_text(encoding="utf-8", errors="replace")
+        expected = beside.read_text(encoding="utf-8").split()[:1]
     except OSError:
-        return
-    for start, end in _READ_ONLY.findall(mappings):
-        first, behind = int(start, 16), int(end, 16)
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(behind - first), _MADV_DONTNEED)
+        raise PackageError(
+            f"package {path} has neither a manifest nor {beside.name}: `sha256sum {path.name}` makes the"
+            " latter"
+        ) from None
+    if expected != [digest]:
+        raise PackageError(
+            f"package {path} has the SHA-256 {digest}; {beside.name} says {' '.join(expected) or 'nothing'}"
+        )
+    return Package(path, digest[:32], None)
+
+
+def _try(path: Path, call: Call, example: Inputs) -> None:
+    """Run it on two random inputs, whose outputs have to be numbers and to differ."""
+    drawn, numbers = [random_inputs(example, seed) for seed in (1, 2)], []
+    for inputs in drawn:
+        try:
+            outputs = [t.clone() for t in tensors_in(call(*inputs)) if t.is_floating_point() and t.numel()]
+        except RuntimeError as error:
+            shapes = ", ".join(signature_of(tensor) for tensor in inputs)
+            raise PackageError(
+                f"package {path} does not run on the adapter's inputs ({shapes}): {one_line(error)}"
+            ) from error
+        if not all(bool(torch.isfinite(tensor).all()) for tensor in outputs):
+            raise PackageError(
+                f"package {path} gives NaN or Inf on random inputs like the adapter's example"
+            )
+        numbers.append(outputs)
+    # Classes, which are no numbers with a point, may agree.
+    if numbers[0] and same(*numbers) and not same(*drawn):
+        raise PackageError(f"package {path} gives the same outputs for different inputs")
+
+
+def make_runner(tier: BuiltTier, options: BuildOptions) -> Runner:
+    """Make a model ready to run, which stays as it is; compiled engines take 10 s and more.
+
+    The tier's `dims` are the adapter's.
+
+    Raises:
+        ConfigError: an option that cannot be used here.
+        EngineUnavailable: the engine cannot run this here.
+        Exception: the error of torch or the library, which cannot compile the model.
+    """
+    tier = tier.narrowed(options)
+    engine = IN_PROCESS.get(options.engine) or ENGINES[options.engine]
+    engine.check(options, tier.dims, tier.device)
+    return finished(engine.prepare(tier, options), options, tier.example, tier.device)
+
+
+def candidates_of(tier: BuiltTier, options: BuildOptions) -> tuple[list[PackageEngine], Identity]:
+    """The installed engines that can do here what the options ask for, and the identity of a choice of them."""
+    engines = [engine for engine in ENGINES.values() if not engine.why_not(options, tier.dims, tier.device)]
+    return engines, identify(tier, options, ", ".join(engine.version or engine.name for engine in engines))
+
+
+def identity_of(identity: Identity, engine: PackageEngine) -> Identity:
+    """The identity of an engine's package, from that of the choice: the model is hashed once."""
+    options = BuildOptions(**identity.options).with_engine(engine.name)
+    return replace(identity, options=options.as_identity(), library=engine.version)
+
+
+def compare(
+    calls: Mapping[str, Call], example: Inputs, device: torch.device, left_out: Mapping[str, str]
+) -> EngineChoice:
+    """Time engines in turns on the example inputs, at a camera's pace, and choose.
+
+    Call it under inference mode. `calls` are those that are right, eager among them; `left_out` has the reason for
+    every other engine.
+    """
+    bound = {name: lambda call=call: call(*example) for name, call in calls.items()}
+    found = time_interleaved(
+        bound, device, seconds=0.0, rounds=(_ROUNDS, _ROUNDS), inner=1, pause_s=_PACE_S
+    )
+    calibrations = {name: timing.calibration for name, timing in found.items()}
+    timings_ms = {name: [one.median_ms, one.p99_ms] for name, one in calibrations.items()}
+    return EngineChoice(choose_engine(calibrations), timings_ms, dict(left_out))

@@ -25,18 +25,18 @@ from torchperf_ros.engines.built_tier import (
     varying_dims,
 )
 from torchperf_ros.engines.device import Device, choose_device
-from torchperf_ros.engines.engine import (
-    ENGINES,
-    choice_of,
-    compare,
-    identity_of,
-    load_ready_package,
-    make_runner,
-    open_package,
-)
+from torchperf_ros.engines.engine import EngineUnavailable, Runner, finished
 from torchperf_ros.engines.fingerprint import changing_weights, identify, tiers_of
 from torchperf_ros.engines.outputs import signature_of
-from torchperf_ros.engines.package_engine import Built, EngineUnavailable
+from torchperf_ros.engines.package import (
+    ENGINES,
+    Package,
+    candidates_of,
+    compare,
+    identity_of,
+    make_runner,
+    users_package,
+)
 from torchperf_ros.engines.parity import check_engine
 from torchperf_ros.engines.stopwatch import no_garbage_collection, time_interleaved
 from torchperf_ros.settings.build_options import AUTO, INT8_STATIC, PACKAGE_SUFFIXES, BuildOptions
@@ -53,10 +53,8 @@ from torchperf_ros.workers.package_manifest import (
 
 _TIMING_SECONDS = 1.0
 _ROUNDS = (5, 200)
-_BRIEFLY = (
-    5,
-    20,
-)  # a GPU shares its time among processes evenly, and a worker serves meanwhile
+# A GPU shares its time among processes evenly, and a worker serves meanwhile.
+_BRIEFLY = (5, 20)
 
 
 def do_job(job: Mapping[str, Any], say: Callable[..., None]) -> bool:
@@ -77,29 +75,25 @@ def do_job(job: Mapping[str, Any], say: Callable[..., None]) -> bool:
 
         step("loading")
         try:
-            build, package = job["build"][number], job["packages"][number] if job.get("packages") else ""
-            engine = build["engine"] if build["engine"] in {AUTO, *PACKAGE_SUFFIXES} else "aoti"
-            options = BuildOptions(**build).with_engine(engine)
+            package = job["packages"][number] if job.get("packages") else ""
+            options = BuildOptions(**job["build"][number])
+            if options.engine not in {AUTO, *PACKAGE_SUFFIXES}:
+                options = options.with_engine("aoti")
             tier = _tier_of(adapter, name, package, options, device, job.get("frames", ""))
             if tier is None:
                 say("planned", tier=name, text=f"is compiled: {package}")
                 continue
-            builder = (_ChoiceBuild if engine == AUTO else _PackageBuild)(
-                _Work(job, name, tier, options, cache, step)
-            )
+            kind = _ChoiceBuild if options.engine == AUTO else _PackageBuild
+            build = kind(_Work(job, name, tier, options, cache, step))
             if job.get("dry_run"):
-                say("planned", tier=name, text=builder.plan())
-                continue
-            stored = builder.store()
-        except (
-            Exception,
-            SystemExit,
-        ) as error:  # one tier's boundary: the compiler's errors are of every kind
+                say("planned", tier=name, text=build.plan())
+            else:
+                say("built", tier=name, **asdict(build.store()))
+        # One tier's boundary: the compiler's errors are of every kind.
+        except (Exception, SystemExit) as error:
             good, text = False, one_line(error)
             detail = str(error) if isinstance(error, TorchperfError) else traceback.format_exc(limit=-6)
             say("failed", tier=name, text=text, detail="" if detail == text else detail)
-        else:
-            say("built", tier=name, **asdict(stored))
     say("done")
     return good
 
@@ -107,33 +101,22 @@ def do_job(job: Mapping[str, Any], say: Callable[..., None]) -> bool:
 def _tier_of(
     adapter: Adapter, name: str, package: str, options: BuildOptions, device: torch.device, frames: str
 ) -> BuiltTier | None:
-    """What the adapter builds; None where the user has a package, which is only checked."""
     example = tuple(tensor.to(device) for tensor in adapter.example_inputs(name))
     dims = varying_dims(options, adapter.dynamic_dims())
     if package:
-        load_ready_package(Path(package), None, device, example, dims)
+        users_package(Path(package), None, device, example, dims)
         return None
     model = build_model(adapter, name)
-    # a package of weights that no second build gives would fit no worker
+    # A package of weights that no second build gives would fit no worker.
     if why := changing_weights(name, model, build_model(adapter, name)):
         raise AdapterError(why)
-    scoring = scoring_of(adapter, name, device)
-    return BuiltTier(
-        model.to(device),
-        example,
-        dims,
-        device,
-        scoring=scoring,
-        frames=read_frames(frames, example, device),
-    )
+    scoring, inputs = scoring_of(adapter, name, device), read_frames(frames, example, device)
+    return BuiltTier(model.to(device), example, dims, device, scoring=scoring, frames=inputs)
 
 
 @dataclass(frozen=True)
 class _Stored:
-    """Package and manifest, "" and None for eager.
-
-    Whether they are `new`, and how engine auto has chosen, in words.
-    """
+    """Package and manifest, "" and None for eager; whether they are new; how engine auto has chosen, in words."""
 
     package: str
     manifest: Manifest | None
@@ -150,13 +133,14 @@ class _Work:
     cache: PackageCache
     step: Callable[[str], None]
 
+    @property
+    def force(self) -> bool:
+        return bool(self.job.get("force"))
+
 
 class _PackageBuild:
-    def __init__(self, work: "_Work", identity: Identity | None = None) -> None:
-        """Take a tier, and the identity of its package where that is known already.
-
-        Then others are built beside it.
-        """
+    def __init__(self, work: _Work, identity: Identity | None = None) -> None:
+        """Take a tier; the identity of its package where others are built beside it, to be chosen from."""
         self._work, self._engine = work, ENGINES[work.options.engine]
         self._engine.check(work.options, work.tier.dims, work.tier.device)
         self._identity = identity or identify(work.tier, work.options, self._engine.version)
@@ -164,8 +148,8 @@ class _PackageBuild:
         if work.job.get("out") and not identity:
             self._path = Path(work.job["out"]) / f"{work.name}{PACKAGE_SUFFIXES[work.options.engine]}"
         self._prefix = f"{self._engine.name}: " if identity else ""
+        # Without a log it is calibrated by the adapter's own inputs, which the identity holds.
         of_log = work.options.precision == INT8_STATIC and work.job.get("frames")
-        # else by the adapter's own inputs
         self._calibrated_by = file_sha256(Path(work.job["frames"])) if of_log else ""
 
     def plan(self) -> str:
@@ -175,14 +159,12 @@ class _PackageBuild:
             check_package(self._path, self._identity)
         except PackageError as error:
             return f"would be built: {error}"
-        return f"is there: {self._path}" + (
-            "; it would be built again" if self._work.job.get("force") else ""
-        )
+        return f"is there: {self._path}" + ("; it would be built again" if self._work.force else "")
 
     def store(self) -> _Stored:
-        path = self._path
-        with self._work.cache.building(self._identity):
-            if not self._work.job.get("force"):
+        path, cache = self._path, self._work.cache
+        with cache.building(self._identity):
+            if not self._work.force:
                 with contextlib.suppress(PackageError):  # not there, or not as it should be: it is built
                     manifest = check_package(path, self._identity)
                     if self._calibrated_by in {manifest.calibration, ""}:
@@ -198,43 +180,40 @@ class _PackageBuild:
             finally:
                 for left in (part, manifest_path(part)):
                     left.unlink(missing_ok=True)
-        if path.parent == self._work.cache.folder:
-            with contextlib.suppress(
-                ConfigError
-            ):  # an entry of another user stays: the package is there all the same
-                self._work.cache.shrink(keep=path)
+        if path.parent == cache.folder:
+            # An entry of another user stays: the package is there all the same.
+            with contextlib.suppress(ConfigError):
+                cache.shrink(keep=path)
         return _Stored(str(path), manifest, new=True)
 
-    def load(self, path: Path, built: Built | Manifest, *, graphs: bool = True) -> Call:
-        options = self._work.options if graphs else replace(self._work.options, cuda_graphs=False)
-        return open_package(path, built, options, self._work.tier).call
-
     def _build(self, part: Path) -> Manifest:
-        tier, started = self._work.tier, time.perf_counter()
-        self._work.step(f"{self._prefix}compiling")
-        built = self._engine.build(tier, self._work.options, part)
+        work, tier, precision = self._work, self._work.tier, self._work.options.precision
+        started = time.perf_counter()
+        work.step(f"{self._prefix}compiling")
+        built = self._engine.build(tier, work.options, part)
         compile_s = time.perf_counter() - started
-        self._work.step(f"{self._prefix}checking")
+        work.step(f"{self._prefix}checking")
         with torch.inference_mode():
-            call = self.load(part, built, graphs=False)  # it runs in the precision that it is checked in
-            precision = self._work.options.precision
+            call = self._engine.load(part, built.outputs, work.options, tier.device)
+            # It runs in the precision that it is checked in.
+            plain = replace(work.options, cuda_graphs=False)
+            call = finished(Runner(call), plain, tier.example, tier.device).call
             scoring = tier.scoring and replace(tier.scoring, judges=True, held_out=tier.held_out())
             parity = check_engine(
                 tier.model, call, tier.example, tier.dims, precision, seeds=4, scoring=scoring
             )
-            briefly = self._work.job.get("background") and tier.device.type == "cuda"
-            self._work.step(self._prefix + ("timing, briefly" if briefly else "timing"))
+            briefly = work.job.get("background") and tier.device.type == "cuda"
+            work.step(self._prefix + ("timing, briefly" if briefly else "timing"))
+            rounds = _BRIEFLY if briefly else _ROUNDS
             with no_garbage_collection():  # once: with a compiler in memory it takes a quarter of a second
                 timings = {
-                    ", ".join(map(signature_of, inputs)): self._timed(
-                        call, inputs, _BRIEFLY if briefly else _ROUNDS
-                    )
+                    ", ".join(map(signature_of, inputs)): _timed(tier, call, inputs, rounds)
                     for inputs in tier.inputs_by_size()
                 }
         return Manifest(
             identity=self._identity,
-            adapter=self._work.job["adapter"],
-            tier=self._work.name,
+            adapter=work.job["adapter"],
+            tier=work.name,
             package_sha256=file_sha256(part),
             package_bytes=part.stat().st_size,
             graph=built.graph,
@@ -249,40 +228,41 @@ class _PackageBuild:
             calibration=self._calibrated_by,
         )
 
-    def _timed(self, call: Call, inputs: Inputs, rounds: tuple[int, int]) -> dict[str, float]:
-        candidates = {"": lambda: call(*inputs), "eager_": lambda: self._work.tier.model(*inputs)}
-        found = time_interleaved(candidates, self._work.tier.device, seconds=_TIMING_SECONDS, rounds=rounds)
-        return {
-            f"{name}{figure}": value
-            for name, one in found.items()
-            for figure, value in (("p50_ms", one.median_ms), ("p99_ms", one.p99_ms))
-        }
+
+def _timed(tier: BuiltTier, call: Call, inputs: Inputs, rounds: tuple[int, int]) -> dict[str, float]:
+    candidates = {"": lambda: call(*inputs), "eager_": lambda: tier.model(*inputs)}
+    found = time_interleaved(candidates, tier.device, seconds=_TIMING_SECONDS, rounds=rounds)
+    return {
+        f"{name}{figure}": value
+        for name, one in found.items()
+        for figure, value in (("p50_ms", one.median_ms), ("p99_ms", one.p99_ms))
+    }
 
 
 class _ChoiceBuild:
     """One tier for engine auto: a package of every engine that can run it, and the choice between them."""
 
-    def __init__(self, work: "_Work") -> None:
+    def __init__(self, work: _Work) -> None:
         self._work = work
-        self._engines, self._identity = choice_of(work.tier, work.options)
+        self._engines, self._identity = candidates_of(work.tier, work.options)
 
     def plan(self) -> str:
         if stored := self._found():
-            what = f"is there: {stored.package or EAGER}: {stored.choice}"
-            return what + ("; it would be chosen again" if self._work.job.get("force") else "")
+            again = "; it would be chosen again" if self._work.force else ""
+            return f"is there: {stored.package or EAGER}: {stored.choice}{again}"
         return f"would be chosen out of {', '.join(engine.name for engine in self._engines)} and {EAGER}"
 
     def store(self) -> _Stored:
         with self._work.cache.building(self._identity, "choice"):
-            stored = (None if self._work.job.get("force") else self._found()) or self._choose()
+            stored = (None if self._work.force else self._found()) or self._choose()
         out = self._work.job.get("out")
-        if out and stored.package:
-            Path(out).mkdir(parents=True, exist_ok=True)
-            package, target = Path(stored.package), Path(out) / self._work.name
-            for path in (manifest_path(package), package):
-                copy = shutil.copy(path, target.with_name(f"{target.name}{path.suffix}"))
-            return replace(stored, package=str(copy))
-        return stored
+        if not (out and stored.package):
+            return stored
+        Path(out).mkdir(parents=True, exist_ok=True)
+        package, target = Path(stored.package), Path(out) / self._work.name
+        for path in (manifest_path(package), package):
+            copy = shutil.copy(path, target.with_name(f"{target.name}{path.suffix}"))
+        return replace(stored, package=str(copy))
 
     def _found(self) -> _Stored | None:
         """What was chosen before, if it is still there.
@@ -306,25 +286,28 @@ class _ChoiceBuild:
             return None
 
     def _choose(self) -> _Stored:
-        tier, left_out = self._work.tier, {}
-        calls = {EAGER: make_runner(tier, replace(self._work.options, engine=EAGER)).call}
+        work, tier, left_out = self._work, self._work.tier, {}
+        calls = {EAGER: make_runner(tier, replace(work.options, engine=EAGER)).call}
         for engine in self._engines:
+            of_one = replace(work, options=work.options.with_engine(engine.name))
+            identity = identity_of(self._identity, engine)
             try:
-                of_one = replace(self._work, options=self._work.options.with_engine(engine.name))
-                build = _PackageBuild(of_one, identity_of(self._identity, engine))
-                stored = build.store()
+                stored = _PackageBuild(of_one, identity).store()
+                package = Package(Path(stored.package), identity.key, stored.manifest)
                 with torch.inference_mode():
-                    assert stored.manifest
-                    calls[engine.name] = build.load(Path(stored.package), stored.manifest)
+                    runner = finished(
+                        package.runner(tier.device), of_one.options, tier.example, tier.device
+                    )
+                calls[engine.name] = runner.call
             except Exception as error:  # the libraries' boundary: what one cannot take is for another
                 left_out[engine.name] = one_line(error)
-        self._work.step("choosing between " + ", ".join(calls))
+        work.step("choosing between " + ", ".join(calls))
         with torch.inference_mode():
             choice = compare(calls, tuple(tensor.clone() for tensor in tier.example), tier.device, left_out)
-        self._work.cache.keep_choice(self._identity, choice)
+        work.cache.keep_choice(self._identity, choice)
         chosen = self._stored(choice, new=True)
         if chosen is None:
-            mib = self._work.job.get("cache_mib")
+            mib = work.job.get("cache_mib")
             raise ConfigError(f"the package of {choice.engine} is gone again: cache_mib {mib} is too small")
         return chosen
 

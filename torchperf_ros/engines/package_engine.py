@@ -1,12 +1,11 @@
-"""Engines that run a package.
-
-A model that was built ahead of time into one file, and is loaded in milliseconds.
-"""
+"""Engines that build a model into a file ahead of time, which is loaded in milliseconds: the artefact of `package`."""
 
 import hashlib
 import inspect
 import json
-from abc import ABC, abstractmethod
+import tempfile
+import time
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,17 +15,22 @@ from typing import Any, ClassVar
 import torch
 from torch.utils import _pytree as pytree
 
-from torchperf_ros.api.errors import TorchperfError
 from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs
+from torchperf_ros.engines.engine import Engine, EngineUnavailable, Runner, from_front
 from torchperf_ros.engines.kept_state import KeptState
-from torchperf_ros.engines.model_transforms import matrix_precision, transform
+from torchperf_ros.engines.model_transforms import (
+    layers_of,
+    matrix_precision,
+    transform,
+    why_not_int8,
+)
 from torchperf_ros.engines.outputs import described
 from torchperf_ros.engines.parity import DynamicDims, random_inputs
-from torchperf_ros.engines.quantisation import int8_share, layers_of, why_not_int8
 from torchperf_ros.settings.build_options import (
     INT8_PRECISIONS,
     INT8_STATIC,
     OF_PARTS,
+    PACKAGE_SUFFIXES,
     PRECISIONS,
     BuildOptions,
     installed,
@@ -38,21 +42,18 @@ FlatCall = Callable[..., Sequence[torch.Tensor]]
 _FEWEST = 2  # torch.export takes sizes of 0 and 1 for constants
 
 
-class EngineUnavailable(TorchperfError):
-    """An engine cannot run this here: its library is absent, or it lacks the device, precision or sizes."""
-
-
 @dataclass(frozen=True)
 class Built:
     """The result of a build besides its file.
 
     Attributes:
         graph: hash of the exported graph.
-        outputs: how the outputs are nested, as JSON; "" where the file itself holds that.
+        outputs: how the outputs are nested, see `nest_of`; "" where the file itself holds that.
         variants_ms: p50 of each variant that was compiled, the one that was kept first; empty where there
             is one way.
         left: layers that are not quantised, by kind.
-        int8: the manifest's entry on that, see `int8_share`; empty for other precisions.
+        int8: by kind of layer, how many the model has (`there`), how many are `quantised`, and how many run in
+            `int8`; empty for other precisions.
     """
 
     graph: str
@@ -62,7 +63,7 @@ class Built:
     int8: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
-class PackageEngine(ABC):
+class PackageEngine(Engine):
     """One way to build and run packages; it imports its library in `convert` and `open`, nowhere else.
 
     Attributes:
@@ -70,9 +71,9 @@ class PackageEngine(ABC):
         build_distributions: what only a build needs, all of them.
         precisions: the arithmetic that it can be asked for, by the types of torch devices that it runs on.
         dynamic: whether sizes may vary.
+        keeps_nest: its file holds how outputs are nested, as long as they are tensors.
     """
 
-    name: ClassVar[str]
     distributions: ClassVar[tuple[str, ...]] = ()
     build_distributions: ClassVar[tuple[str, ...]] = ()
     precisions: ClassVar[Mapping[str, Sequence[str]]] = {
@@ -80,48 +81,43 @@ class PackageEngine(ABC):
         "cuda": tuple(name for name in PRECISIONS if name != INT8_STATIC),
     }
     dynamic: ClassVar[bool] = True
+    keeps_nest: ClassVar[bool] = False
 
     @property
     def version(self) -> str:
-        """The library with its version, for example `openvino 2026.4.1`.
-
-        "" where torch is all, or it is absent.
-        """
+        """The library with its version, for example `openvino 2026.4.1`; "" where torch is all, or it is absent."""
         return installed(self.distributions)
 
     def why_not(self, options: BuildOptions, dynamic_dims: DynamicDims, device: torch.device) -> str:
-        """Why it cannot run what these options describe here.
-
-        Empty: it can. Nothing is imported for that.
-        """
+        able, name = self.precisions.get(device.type), f"engine {self.name}"
         if self.distributions and not self.version:
             return self._needs(self.distributions[0])
-        able = self.precisions.get(device.type)
         if not able:
-            return (
-                f"engine {self.name} runs on {' and '.join(self.precisions)}; the device here is {device}"
-            )
+            return f"{name} runs on {' and '.join(self.precisions)}; the device here is {device}"
         if options.precision not in able:
-            return (
-                f"engine {self.name} has no precision {options.precision} on {device.type}; it has"
-                f" {', '.join(able)}"
-            )
-        if options.cuda_graphs and self.distributions:
-            return f"engine {self.name} cannot be captured: cuda_graphs has to be false"
-        if options.parts:
-            return f"engine {self.name} takes whole models only; engine {OF_PARTS} takes parts"
-        fixed = dynamic_dims and not self.dynamic
-        return f"engine {self.name} runs fixed sizes only; dynamic has to be never" if fixed else ""
+            return f"{name} has no precision {options.precision} on {device.type}; it has {', '.join(able)}"
+        reasons = {
+            "cannot be captured: cuda_graphs has to be false": options.cuda_graphs and self.distributions,
+            f"takes whole models only; engine {OF_PARTS} takes parts": options.parts,
+            "runs fixed sizes only; dynamic has to be never": dynamic_dims and not self.dynamic,
+        }
+        return next((f"{name} {why}" for why, holds in reasons.items() if holds), "")
 
     def _needs(self, distribution: str) -> str:
         return (
             f"engine {self.name} needs the package {distribution}: pip install 'torchperf-ros[{self.name}]'"
         )
 
-    def check(self, options: BuildOptions, dynamic_dims: DynamicDims, device: torch.device) -> None:
-        """Raise `EngineUnavailable` with what `why_not` gives."""
-        if why := self.why_not(options, dynamic_dims, device):
-            raise EngineUnavailable(why)
+    def prepare(self, tier: BuiltTier, options: BuildOptions) -> Runner:
+        """Build a package that nothing keeps, and load it."""
+        started = time.perf_counter()
+        with tempfile.TemporaryDirectory(prefix="torchperf_") as folder:
+            path = Path(folder) / f"model{PACKAGE_SUFFIXES[self.name]}"
+            with torch.inference_mode(mode=False):
+                plain = replace(tier, example=tuple(tensor.clone() for tensor in tier.example))
+                built = self.build(plain, options, path)
+            call = self.load(path, built.outputs, options, tier.device)
+        return Runner(call, graphs=1, static=not tier.dims, compile_s=time.perf_counter() - started)
 
     def build(self, tier: BuiltTier, options: BuildOptions, path: Path) -> Built:
         """Export a model, which stays as it is, and build the file `path`.
@@ -141,31 +137,33 @@ class PackageEngine(ABC):
             there = layers_of(export(tier.model, tier.example, tier.dims).graph)
             if why := why_not_int8(options.precision, there):
                 raise EngineUnavailable(f"precision {options.precision}: {why}")
-        prepared = transform(tier.model, self.for_model(options), tier.device, tier.example)
-        outputs = "" if options.parts else plain_outputs(tier)
-        model = TensorsOnly(prepared) if outputs else prepared
+        model = transform(tier.model, self.for_model(options), tier.device, tier.example)
+        outputs = nest_of(tier, always=not self.keeps_nest)
+        prepared = replace(tier, model=TensorsOnly(model) if outputs else model)
         with matrix_precision(options.precision, tier.device):
-            built = self.convert(replace(tier, model=model), options, path)
-        if outputs:
-            built = replace(built, outputs=outputs)
+            built = replace(self.convert(prepared, options, path), outputs=outputs)
         if not there:
             return built
-        share = int8_share(there, built.left, self.in_int8(path))
+        int8 = self.in_int8(path)
+        share = {
+            kind: {"there": count, "quantised": count - built.left[kind], "int8": int8[kind]}
+            for kind, count in there.items()
+        }
         if not any(count["int8"] for count in share.values()):
             layers = ", ".join(
                 f"{count['quantised']} of {count['there']} {kind}" for kind, count in share.items()
             )
-            why = (
-                f"{layers} are quantised, none runs in int8 as {self.name} has compiled it, all in floating"
-                " point"
+            raise EngineUnavailable(
+                f"precision {options.precision}: {layers} are quantised, none runs in int8 as"
+                f" {self.name} has compiled it, all in floating point"
             )
-            raise EngineUnavailable(f"precision {options.precision}: {why}")
         return replace(built, int8=share)
 
     def load(self, path: Path, outputs: str, options: BuildOptions, device: torch.device) -> Call:
         """Load a checked package, maybe native code, with its build's `outputs`.
 
-        A `PackageError` if that fails.
+        Raises:
+            PackageError: the library cannot load it.
         """
         try:
             call = self.open(path, options, device)
@@ -223,8 +221,9 @@ def export(
             varying = _by_argument(model, shapes) if dynamic_dims else None
             return torch.export.export(model, inputs, dynamic_shapes=varying)
     except Exception as error:  # the exporter's boundary: its text about a script does not help
+        users = model.model if isinstance(model, TensorsOnly) else model
         scripted = [
-            name for name, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule)
+            name for name, module in users.named_modules() if isinstance(module, torch.jit.ScriptModule)
         ]
         if not scripted:
             raise
@@ -245,12 +244,6 @@ def _by_argument(model: torch.nn.Module, shapes: Sequence[Any]) -> tuple[Any, ..
     return tuple(shapes)
 
 
-def from_front(dynamic_dims: DynamicDims, example: Inputs) -> DynamicDims:
-    """The same with every dimension counted from the first, as compilers want them."""
-    rank = [tensor.dim() for tensor in example]
-    return {i: {dim % rank[i]: span for dim, span in spans.items()} for i, spans in dynamic_dims.items()}
-
-
 def written_to(program: torch.export.ExportedProgram) -> list[str]:
     """What the model changes while it runs, of its `buffers` and its `inputs`."""
     if not any(
@@ -263,10 +256,7 @@ def written_to(program: torch.export.ExportedProgram) -> list[str]:
 
 
 class TensorsOnly(torch.nn.Module):
-    """A model without what compilers do not take of outputs, plain values and one tensor twice.
-
-    A tuple of tensors.
-    """
+    """A model whose outputs are a tuple of its tensors, each once: all that every compiler takes."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
@@ -279,14 +269,13 @@ class TensorsOnly(torch.nn.Module):
                 raise EngineUnavailable(
                     f"output {place} is a number that follows from the inputs; return a tensor"
                 )
-        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        return tuple({id(tensor): tensor for tensor in tensors}.values())
+        return tuple({id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}.values())
 
 
-def plain_outputs(tier: BuiltTier) -> str:
-    """How a model's outputs are nested, with the plain values among them, as JSON.
+def nest_of(tier: BuiltTier, *, always: bool = True) -> str:
+    """How the tensors of `TensorsOnly` are nested in a model's outputs, with the plain values among them, as JSON.
 
-    "" where each is a tensor by itself.
+    "" where each output is a tensor by itself, and it is not `always` wanted.
 
     Raises:
         EngineUnavailable: one is neither a tensor nor a plain value, or there is no tensor.
@@ -295,44 +284,42 @@ def plain_outputs(tier: BuiltTier) -> str:
     with torch.no_grad():
         leaves, tree = pytree.tree_flatten(tier.model(*(tensor.clone() for tensor in tier.example)))
     kept.restore()
-    constants = {place: leaf for place, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)}
-    for place, value in constants.items():
-        if not isinstance(value, (bool, int, float, str, type(None))):
-            what = f"{described(value)}, neither a tensor nor a plain value"
+    first: dict[int, int] = {}
+    added: list[tuple[Any, ...]] = []
+    for place, leaf in enumerate(leaves):
+        if isinstance(leaf, torch.Tensor):
+            if first.setdefault(id(leaf), place) != place:
+                added.append((place, first[id(leaf)]))
+        elif isinstance(leaf, (bool, int, float, str, type(None))):
+            added.append((place, None, leaf))
+        else:
+            what = f"{described(leaf)}, neither a tensor nor a plain value"
             raise EngineUnavailable(f"output {place} is {what}: only eager and compile run that")
-    if len(constants) == len(leaves):
-        raise EngineUnavailable(
-            f"the model gives no tensor: {described(pytree.tree_unflatten(leaves, tree))}"
-        )
-    first = {id(leaf): place for place, leaf in reversed([*enumerate(leaves)])}
-    added: list[tuple[Any, ...]] = [
-        (place, None, leaf) if place in constants else (place, first[id(leaf)])
-        for place, leaf in enumerate(leaves)
-        if place in constants or first[id(leaf)] != place
-    ]
-    return json.dumps({"tree": pytree.treespec_dumps(tree), "added": added}) if added else ""
+    if not first:
+        given = described(pytree.tree_unflatten(leaves, tree))
+        raise EngineUnavailable(f"the model gives no tensor: {given}")
+    wanted = always or added
+    return json.dumps({"tree": pytree.treespec_dumps(tree), "added": added}) if wanted else ""
 
 
-def exported(tier: BuiltTier) -> tuple[torch.export.ExportedProgram, Built]:
-    """The model as one graph, and the facts of it for the manifest, for engines that convert such a graph.
+def exported(tier: BuiltTier) -> torch.export.ExportedProgram:
+    """The model as one graph, for engines that convert such a graph.
 
     Raises:
-        EngineUnavailable: it writes to its buffers, or returns what is no tensor.
+        EngineUnavailable: it writes to its buffers.
     """
     program = export(tier.model, tier.example, tier.dims)
-    signature, spec = program.graph_signature, program.call_spec.out_spec
     if "buffers" in written_to(program):
         raise EngineUnavailable(
             "the model writes to its buffers, which only the engines eager, compile and aoti can"
         )
-    for index, output in enumerate(signature.output_specs):
-        if not isinstance(output.arg, torch.export.graph_signature.TensorArgument):
-            raise EngineUnavailable(f"output {index} is {type(output.arg).__name__}, no tensor")
-    assert spec is not None
-    outputs = json.dumps({"tree": pytree.treespec_dumps(spec), "added": []})
-    return program, Built(
-        hashlib.sha256(str(program.graph).encode()).hexdigest(), outputs, left=layers_of(program.graph)
-    )
+    return program
+
+
+def built_of(program: torch.export.ExportedProgram, **more: Any) -> Built:  # noqa: ANN401
+    """What a manifest says of a package that was built from this graph."""
+    graph = hashlib.sha256(str(program.graph).encode()).hexdigest()
+    return Built(graph, left=layers_of(program.graph), **more)
 
 
 def nested(call: FlatCall, tree: pytree.TreeSpec, added: Sequence[tuple[Any, ...]] = ()) -> Call:
@@ -353,9 +340,8 @@ def nested(call: FlatCall, tree: pytree.TreeSpec, added: Sequence[tuple[Any, ...
     return run
 
 
-def check_count(found: int, built: Built) -> None:
+def check_count(found: int, program: torch.export.ExportedProgram) -> None:
     """An `EngineUnavailable` where a library has dropped outputs of the model, or added some."""
-    nest = json.loads(built.outputs)
-    wanted = pytree.treespec_loads(nest["tree"]).num_leaves - len(nest["added"])
+    wanted = len(program.graph_signature.user_outputs)
     if found != wanted:
         raise EngineUnavailable(f"the converted model has {found} outputs; the model has {wanted}")

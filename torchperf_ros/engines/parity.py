@@ -4,7 +4,6 @@ By relative L2 and largest error, or by the task.
 """
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -117,8 +116,7 @@ class Scoring:
         """
         scores, differs = [], False
         for inputs in self.held_out or self.inputs():
-            expected = reference(*(t.clone() for t in inputs))
-            found = candidate(*inputs)
+            expected, found = reference(*(t.clone() for t in inputs)), candidate(*inputs)
             if not math.isfinite(measure(expected, found).relative_l2):
                 return 0.0
             score, against = self.score(found, expected), self.score(other, expected)
@@ -213,8 +211,7 @@ def check_engine(
     drawn = [random_inputs(example, seed, dynamic_dims) for seed in range(1, max(seeds, 2) + 1)]
     on_drawn, last = _on_drawn(reference, candidate, drawn)
     held_out = scoring.held_out if scoring else ()
-    nearest = on_drawn
-    quantised, limit = precision in INT8_PRECISIONS, _limit(precision, known)
+    quantised, limit, nearest = precision in INT8_PRECISIONS, _limit(precision, known), on_drawn
     if held_out:
         pairs = ((reference(*(t.clone() for t in inputs)), candidate(*inputs)) for inputs in held_out)
         on_held_out = reduce(Parity.worse, (measure(*pair) for pair in pairs))
@@ -222,23 +219,23 @@ def check_engine(
     if not math.isfinite(on_drawn.relative_l2):  # NaN or Inf where eager gives none, which no score excuses
         raise ParityError(_differ(on_drawn, precision, limit))
     near, text = nearest.within(limit), _differ(nearest, precision, limit)
-    if known is not None or scoring is None:
-        score, loss = (known.score, known.loss) if known else (None, None)
-    else:
-        loss = (
-            scoring.loss(reference, candidate)
-            if scoring.judges and (precision != "fp32" or not near)
-            else None
-        )
-        score = scoring.of(reference, candidate, last) if loss is None and (quantised or not near) else None
-        if score is not None and not score >= 1.0 - MOST_LOSS:
-            least = f"at least {1.0 - MOST_LOSS:g} is needed"
-            raise ParityError(f"{text}; the answers' score is {score:.3f}, {least}")
-    by_answers = known is None and (score is not None or loss is not None)
-    if not near and not by_answers:
-        raise ParityError(text)
-    if quantised and known is None and not by_answers:
-        _check_choices(reference, candidate, held_out or drawn)
+    if known is not None:
+        if not near:
+            raise ParityError(text)
+        return replace(on_drawn, score=known.score, loss=known.loss)
+    loss = score = None
+    if scoring is not None and scoring.judges and (precision != "fp32" or not near):
+        loss = scoring.loss(reference, candidate)
+    if scoring is not None and loss is None and (quantised or not near):
+        score = scoring.of(reference, candidate, last)
+    if score is not None and not score >= 1.0 - MOST_LOSS:
+        least = f"at least {1.0 - MOST_LOSS:g} is needed"
+        raise ParityError(f"{text}; the answers' score is {score:.3f}, {least}")
+    if score is None and loss is None:  # numbers alone decide
+        if not near:
+            raise ParityError(text)
+        if quantised:
+            _check_choices(reference, candidate, held_out or drawn)
     return replace(on_drawn, score=score, loss=loss)
 
 
@@ -250,11 +247,13 @@ def _on_drawn(reference: Call, candidate: Call, drawn: Sequence[Inputs]) -> tupl
     numbers = [[t.clone() for t in flat_numbers(outputs)] for outputs in expected]
     layouts = [layout_of(outputs) for outputs in expected]
     if kept is not None and (names := depends_on_state(reference, kept, drawn[-1], expected[-1])):
-        why = f"the model keeps state between calls ({', '.join(names)})"
-        raise ParityError(f"{why}; an engine would keep one of its own")
+        raise ParityError(
+            f"the model keeps state between calls ({', '.join(names)}); an engine would keep one of its own"
+        )
     if not any(True for _ in tensors_in(expected[0])):
-        why = f"eager gives {layouts[0]}, in which there are no tensors"
-        raise ParityError(f"outputs cannot be compared: {why}")
+        raise ParityError(
+            f"outputs cannot be compared: eager gives {layouts[0]}, in which there are no tensors"
+        )
     worst, found = Parity(0.0, 0.0), []
     for inputs, wanted, layout in zip(drawn, numbers, layouts, strict=True):
         outputs = candidate(*inputs)
@@ -274,30 +273,25 @@ def depends_on_state(model: Call, kept: KeptState, inputs: Inputs, outputs: Any)
     stays.
     """
     before = [t.clone() for t in flat_numbers(outputs)]
-    if not (names := kept.restore()):
-        return []
-    if same(before, flat_numbers(model(*(t.clone() for t in inputs)))):
+    names = kept.restore()
+    if not names or same(before, flat_numbers(model(*(t.clone() for t in inputs)))):
         return []
     kept.restore()
     return names
 
 
 def _check_choices(reference: Call, candidate: Call, compared: Sequence[Inputs]) -> None:
-    """See that a candidate chooses as eager does.
-
-    The class of a pixel or of a frame is the largest along dimension 1.
+    """See that a candidate chooses as eager does: the class of a pixel or of a frame is the largest along dimension 1.
 
     Raises:
         ParityError: more than 1 % of an output's choices are others.
     """
-    places, same_there = Counter[int](), Counter[int]()
-    for inputs in compared:
-        expected = _choices(reference(*(t.clone() for t in inputs)))
-        for output, (eager, own) in enumerate(zip(expected, _choices(candidate(*inputs)), strict=True)):
-            places[output] += eager.numel()
-            same_there[output] += int((eager == own).sum())
-    for output, count in places.items():
-        share = same_there[output] / count
+    chosen = [
+        zip(_choices(reference(*(t.clone() for t in inputs))), _choices(candidate(*inputs)), strict=True)
+        for inputs in compared
+    ]
+    for output, pairs in enumerate(zip(*chosen, strict=True)):
+        share = float(torch.cat([eager == own for eager, own in pairs]).double().mean())
         if share < _LEAST_SAME_CHOICES:
             raise ParityError(
                 f"answers differ from eager's: of output {output}, {share:.1%} of the largest along"
@@ -306,7 +300,6 @@ def _check_choices(reference: Call, candidate: Call, compared: Sequence[Inputs])
 
 
 def _choices(outputs: Any) -> list[torch.Tensor]:  # noqa: ANN401 - a model may return anything
-    """Of each output that may be one of classes, where the largest stands along dimension 1, as one row."""
     tensors = [tensor for tensor in tensors_in(outputs) if tensor.is_floating_point()]
     return [t.argmax(1).flatten().cpu() for t in tensors if t.dim() > 1 and t.shape[1] > 1 and t.numel()]
 
@@ -344,7 +337,6 @@ def random_inputs(example: Inputs, seed: int, dynamic_dims: DynamicDims | None =
 
 
 def random_like(tensor: torch.Tensor, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-    """Values like a tensor's, see `random_inputs`, in any shape."""
     if tensor.dtype is torch.bool:
         # mostly set, as masks are
         return (torch.rand(shape, generator=generator) < 0.75).to(tensor.device)  # noqa: PLR2004
@@ -356,15 +348,14 @@ def random_like(tensor: torch.Tensor, shape: tuple[int, ...], generator: torch.G
         mean, spread = (
             (float(values.mean()), float(values.std(correction=0))) if values.numel() else (0.0, 1.0)
         )
-        return (torch.randn(shape, generator=generator) * (spread or 1.0) + mean).to(
-            tensor.device, tensor.dtype
-        )
-    low, high = (int(tensor.min()), int(tensor.max())) if tensor.numel() else (0, 1)
-    if (
-        low == high and tensor.dtype is torch.uint8
-    ):  # pixels; other integers may be indices, which have to stay valid
-        low, high = 0, 255
-    return torch.randint(low, high + 1, shape, generator=generator).to(tensor.device, tensor.dtype)
+        drawn = torch.randn(shape, generator=generator) * (spread or 1.0) + mean
+    else:
+        low, high = (int(tensor.min()), int(tensor.max())) if tensor.numel() else (0, 1)
+        # Blank pixels get all values. Other integers may be indices, which have to stay valid.
+        if low == high and tensor.dtype is torch.uint8:
+            low, high = 0, 255
+        drawn = torch.randint(low, high + 1, shape, generator=generator)
+    return drawn.to(tensor.device, tensor.dtype)
 
 
 def memory_format(like: torch.Tensor) -> torch.memory_format:

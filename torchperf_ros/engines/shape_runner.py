@@ -4,9 +4,9 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -39,12 +39,7 @@ _DYNAMIC_DRAWS = 4
 _STATIC = "its package runs the example's shapes only"
 
 
-class ShapesRefused(TorchperfError):
-    """A shape policy does not go with the model or engine."""
-
-
-@dataclass(frozen=True)
-class _Plan:
+class _Plan(NamedTuple):
     """What runs inputs of one layout, and what that counts as; the elements are those of a hit's inputs."""
 
     call: Call
@@ -100,8 +95,8 @@ class ShapeRunner:
             AdapterError: `dynamic_dims` do not fit the example.
         """
         self._run, self._eager, self._check = run, eager, partial(check, precision=precision, known=known)
-        self._example, self._dynamic_engine, self._unpad = example, dynamic_engine, unpad
-        self._usual = shapes_of(example)
+        self._example, self._usual = example, shapes_of(example)
+        self._dynamic_engine, self._unpad = dynamic_engine, unpad
         self._axes = axes_of(dynamic_dims, self._usual)
         self.notes: list[str] = []
         self.hits = self.misses = 0
@@ -112,14 +107,12 @@ class ShapeRunner:
         if static and any(each != self._usual for each in options.common):
             self._options = replace(options, common=())
             self.notes.append(f"common_shapes: left to eager: {_STATIC}")
-        if (
-            self._options.policy == "dynamic" and not self._axes
-        ):  # nothing varies, so there is nothing to note
+        if self._options.policy == "dynamic" and not self._axes:
+            # Nothing varies, so there is nothing to note.
             self._options = replace(self._options, policy="exact")
         self._choose(self._options.policy)
 
     def __call__(self, *inputs: torch.Tensor) -> Any:  # noqa: ANN401
-        """Outputs of inputs of any shape."""
         return self.call_for(inputs)(*inputs)
 
     def call_for(self, inputs: Inputs) -> Call:
@@ -130,12 +123,10 @@ class ShapeRunner:
             if len(self._plans) >= _MOST_PLANS:
                 self._plans.clear()
             plan = self._plans[key] = self._plan(inputs)
-        if plan.hit:
-            self.hits += 1
-            self._valid_elements += plan.valid_elements
-            self._run_elements += plan.run_elements
-        else:
-            self.misses += 1
+        self.hits += plan.hit
+        self.misses += not plan.hit
+        self._valid_elements += plan.valid_elements
+        self._run_elements += plan.run_elements
         return plan.call
 
     @property
@@ -155,11 +146,12 @@ class ShapeRunner:
 
     def _target(self, shapes: Shapes) -> Shapes | None:
         """The shapes that the engine runs for a frame's; None where none are prepared."""
-        varies = self.policy != "exact" and within(shapes, self._axes, self._usual)
-        if shapes in self._warm or (varies and self.policy == "dynamic"):
+        if shapes in self._warm:
             return shapes
-        bucket = self._bucket(shapes) if varies else None
-        return bucket if bucket in self._warm else None
+        if self.policy == "exact" or not within(shapes, self._axes, self._usual):
+            return None
+        target = shapes if self.policy == "dynamic" else self._bucket(shapes)
+        return target if self.policy == "dynamic" or target in self._warm else None
 
     def _run_held(self, target: Shapes, shapes: Shapes, *inputs: torch.Tensor) -> Any:  # noqa: ANN401
         outputs = self._run(*self._buffers.hold(target, inputs))
@@ -187,7 +179,6 @@ class ShapeRunner:
         self._prepare("exact")
 
     def _choose(self, policy: str) -> None:
-        """Take a policy into force; nothing is warm yet."""
         self.policy, width = policy, self._options.bucket_width
         buckets = bucket_shapes(self._usual, self._axes, width) if policy == "bucket" else ()
         self.shapes = tuple(dict.fromkeys((self._usual, *self._options.common, *buckets)))
@@ -196,7 +187,7 @@ class ShapeRunner:
         self._plans: dict[Any, _Plan] = {}
 
     def _prepare(self, policy: str) -> None:
-        """Warm everything up and compare with eager, or raise `ShapesRefused` with what does not go."""
+        """Warm everything up and compare with eager, or raise a `TorchperfError` with what does not go."""
         self._choose(policy)
         reasons = {
             "the adapter declares no dynamic_dims": not self._axes,
@@ -207,11 +198,9 @@ class ShapeRunner:
             ),
         }
         if policy != "exact" and (why := next((reason for reason, holds in reasons.items() if holds), "")):
-            raise ShapesRefused(why)
-        buckets: list[Shapes] = []
-        if policy == "bucket" and self._eager:
-            inside = (shapes for shapes in self.shapes if within(shapes, self._axes, self._usual))
-            buckets = [shapes for shapes in inside if self._bucket(shapes) == shapes]
+            raise TorchperfError(why)
+        inside = [shapes for shapes in self.shapes if within(shapes, self._axes, self._usual)]
+        buckets = [shapes for shapes in inside if policy == "bucket" and self._bucket(shapes) == shapes]
         for shapes in (each for each in self.shapes if each not in buckets):
             try:
                 self._warm_up(shapes)
@@ -223,7 +212,8 @@ class ShapeRunner:
                 )
         for shapes in _dynamic_draws(self._usual, self._axes) if policy == "dynamic" else ():
             self._warm_up(shapes)
-        compared = _spread(buckets, _COMPARED)
+        # The first and the last of them, and some evenly between.
+        compared = [*buckets[:: -(-len(buckets) // _COMPARED) or 1], *buckets[-1:]]
         for bucket in buckets:
             self._warm_up(bucket, compare=bucket in compared)
             if bucket in compared:
@@ -251,7 +241,7 @@ class ShapeRunner:
             try:
                 self._check(self._eager(*inputs), self._run_held(bucket, valid, *inputs))
             except ParityError as error:
-                raise ShapesRefused(
+                raise TorchperfError(
                     f"padding {format_shapes(valid)} to {format_shapes(bucket)} changes the result: {error};"
                     " where only sizes differ, the adapter's `unpad` has to cut the outputs"
                 ) from error
@@ -310,7 +300,6 @@ def _is_laid_out_like(tensor: torch.Tensor, like: torch.Tensor) -> bool:
 
 
 def draw(example: Inputs, shapes: Shapes, seed: int) -> Inputs:
-    """Random inputs like the example in these shapes."""
     generator = torch.Generator().manual_seed(seed)
     return tuple(random_like(like, shape, generator) for like, shape in zip(example, shapes, strict=True))
 
@@ -335,8 +324,3 @@ def _dynamic_draws(example: Shapes, axes: Sequence[Axis]) -> list[Shapes]:
     corners = itertools.product(*(sorted({axis.low, axis.high}) for axis in axes))
     sizes += itertools.islice(corners, _MOST_CORNERS)
     return [with_sizes(example, axes, each) for each in dict.fromkeys(sizes)]
-
-
-def _spread(shapes: list[Shapes], most: int) -> list[Shapes]:
-    count = min(most, len(shapes))
-    return [shapes[round(i * (len(shapes) - 1) / max(1, count - 1))] for i in range(count)]

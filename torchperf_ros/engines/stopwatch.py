@@ -45,12 +45,10 @@ class Timing:
 
     @property
     def p95_ms(self) -> float:
-        """95th percentile, linear between ranks."""
         return float(np.percentile(self.times_ms, 95))
 
     @property
     def p99_ms(self) -> float:
-        """99th percentile, linear between ranks."""
         return float(np.percentile(self.times_ms, 99))
 
     @property
@@ -98,7 +96,6 @@ def time_interleaved(
         pause_s: seconds of sleep before each sample, in place of the call that is not timed: what a call
             takes at the pace of a node, with caches and threads as the pause leaves them.
     """
-    fewest, most = rounds
     synchronise = _synchronise(device)
     takes = {
         name: partial(_took_ns, call, clock=clock, synchronise=synchronise)
@@ -112,8 +109,9 @@ def time_interleaved(
                 call()
         plans = {name: _plan(took_ns, inner) for name, took_ns in takes.items()}
         stop_at = clock() + seconds * len(candidates) * NS_PER_S
-        done = 0
-        while done < fewest or (done < most and clock() < stop_at):
+        for done in range(rounds[1]):
+            if done >= rounds[0] and clock() >= stop_at:
+                break
             shuffle(order)
             for name in order:
                 count, settle = plans[name]
@@ -122,7 +120,6 @@ def time_interleaved(
                 elif settle:
                     candidates[name]()
                 samples[name].append(takes[name](count) / count / NS_PER_MS)
-            done += 1
     return {name: Timing(tuple(times_ms), plans[name][0]) for name, times_ms in samples.items()}
 
 
@@ -141,18 +138,13 @@ def _plan(took_ns: Callable[[int], int], inner: int | None) -> tuple[int, bool]:
 
     Calls in each, and whether one that is not timed comes before.
     """
-
-    def look_ns(
-        count: int,
-    ) -> int:  # the least of a few, as a stall would make a short call look long enough
-        return min(took_ns(count) for _ in range(_LOOKS))
-
     count = inner or 1
-    found_ns = look_ns(count)
-    while inner is None and found_ns < _SHORTEST_SAMPLE_NS and count < _MOST_INNER:
+    while True:
+        # The least of a few, as a stall would make a short call look long enough.
+        found_ns = min(took_ns(count) for _ in range(_LOOKS))
+        if inner is not None or found_ns >= _SHORTEST_SAMPLE_NS or count >= _MOST_INNER:
+            return count, found_ns < _LONG_SAMPLE_NS
         count *= 2
-        found_ns = look_ns(count)
-    return count, found_ns < _LONG_SAMPLE_NS
 
 
 def _synchronise(device: torch.device) -> Call:

@@ -23,25 +23,6 @@ def absolute(topic: str) -> str:
     return f"/{topic.lstrip('/')}"
 
 
-def parse_maps(texts: Sequence[str]) -> dict[str, str]:
-    """`--map LOG_TOPIC:=STAGE_TOPIC` options as a topic of the log by topic of a stage.
-
-    Raises:
-        LogError: one does not have this form, or a topic of a stage stands in two.
-    """
-    found: dict[str, str] = {}
-    for text in texts:
-        log_topic, sign, stage_topic = text.partition(":=")
-        if not sign or not log_topic or not stage_topic:
-            raise LogError(
-                f"--map {text!r}: has to be LOG_TOPIC:=STAGE_TOPIC, for example /camera/front:=image"
-            )
-        if absolute(stage_topic) in map(absolute, found):
-            raise LogError(f"--map {text!r}: {stage_topic} is mapped twice")
-        found[stage_topic] = log_topic
-    return found
-
-
 @dataclass(frozen=True)
 class KnownTopics:
     """What an incident's folder says about the topics of its node.

@@ -116,7 +116,6 @@ class ReplayRecord:
             self._output.check()
 
     def offered(self) -> None:
-        """A frame is about to be offered to a stage, from any thread."""
         with self.answered:
             self.pending += 1
 

@@ -66,7 +66,6 @@ def text_columns(rows: Sequence[Sequence[str]], indent: str = "  ") -> list[str]
 
 
 def stamp_text(stamp_ns: int) -> str:
-    """A stamp in seconds, as `header.stamp` has it."""
     seconds, nanoseconds = divmod(int(stamp_ns), NS_PER_S)
     return f"{seconds}.{nanoseconds:09d}"
 
@@ -93,8 +92,6 @@ class PublishedFrame(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class StageResult:
-    """What became of one stage's frames."""
-
     name: str
     tiers: tuple[str, ...]
     output_topic: str
@@ -264,8 +261,6 @@ class StageResult:
 
 @dataclass(frozen=True)
 class ReplayResult:
-    """A whole replay."""
-
     log: Path  # what was replayed
     stages: Mapping[str, StageResult]  # by name, in the order of the parameters
     anomalies: tuple[tuple[int, Alert], ...]  # every finding, with the time of the log in ns
@@ -386,7 +381,6 @@ def stage_results(
 
 
 def anomalies_summary(anomalies: Sequence[tuple[int, Alert]]) -> list[dict[str, Any]]:
-    """The first 1,000 anomalies as JSON values."""
     return [
         {
             "t_ns": t_ns,

@@ -211,7 +211,6 @@ class ReplayStages:
                 raise ReplayError(f"stage {actor.config.name} cannot run any more: {actor.pool.last_error}")
 
     def stop(self) -> None:
-        """End the workers, all at once."""
         with ThreadPoolExecutor(len(self.actors)) as pool:
             list(pool.map(Stage.stop, self.actors))
 
@@ -239,11 +238,9 @@ class ReplayPace:
 
     @property
     def summary(self) -> dict[str, object]:
-        """What the run's summary holds about the pace itself."""
         return {}
 
     def now(self) -> int:
-        """The log's time in ns."""
         return self._now_ns
 
     def reach(self, t_ns: int, stages: ReplayStages, record: ReplayRecord) -> None:
@@ -281,7 +278,6 @@ class RealPace(ReplayPace):
     """30 Hz is 30 Hz: messages are given when they were received, and deadlines count."""
 
     def __init__(self, start_ns: int) -> None:
-        """Begin at this time of the log, with its first message."""
         super().__init__(start_ns)
         self._pace: Pace | None = None
         self._tally = Tally()
@@ -302,7 +298,6 @@ class RealPace(ReplayPace):
         return self._now_ns if self._pace is None else self._pace.log_ns(monotonic_ns())
 
     def reach(self, t_ns: int, stages: ReplayStages, record: ReplayRecord) -> None:
-        """Wait until the message is due."""
         if self._pace is None:
             self._pace = Pace(t_ns, monotonic_ns())
         due_ns = self._pace.due_ns(t_ns)

@@ -259,8 +259,6 @@ class AdapterCheck:
 
 
 class _Dropout(TorchFunctionMode):
-    """Notes the functions that drop activations while a model runs."""
-
     def __init__(self) -> None:
         super().__init__()
         self.found = ""

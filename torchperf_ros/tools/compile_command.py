@@ -21,21 +21,14 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from torchperf_ros.settings.config import NodeConfig
+    from torchperf_ros.workers.package_cache import CachedPackage
 
 _READS_FRAMES = "torchperf_ros.tools.log_frames"
 _TABLE_WIDTH = 140
 _MIB = 1 << 20
 _COLUMNS = (
-    "stage",
-    "tier",
-    "engine",
-    "package",
-    "MiB",
-    "compiled in",
-    "p50 / p99 ms",
-    "eager p50 / p99",
-    "faster",
-    "parity",
+    *("stage", "tier", "engine", "package", ">MiB", ">compiled in", ">p50 / p99 ms"),
+    *(">eager p50 / p99", ">faster", "parity"),
 )
 
 
@@ -46,7 +39,6 @@ def compile_tiers(  # noqa: PLR0913, PLR0917 - one for each option
     params: Annotated[
         Path | None, Option(help="A node's parameter file: every stage, as the node wants it.")
     ] = None,
-    stage: Annotated[str | None, Option(help="Only this stage of --params.")] = None,
     tiers: Annotated[
         shell.Texts, Option("--tiers", "--tier", help="Only these; default: full,medium,fast.")
     ] = None,
@@ -105,7 +97,6 @@ def compile_tiers(  # noqa: PLR0913, PLR0917 - one for each option
     shown = shell.console(_TABLE_WIDTH)
     jobs = _jobs(
         config,
-        stage,
         only,
         {
             "out": output and str(output),
@@ -124,22 +115,17 @@ def compile_tiers(  # noqa: PLR0913, PLR0917 - one for each option
     raise typer.Exit(any(result["kind"] == "failed" for result in built))
 
 
-def _jobs(
-    config: "NodeConfig", stage: str | None, tiers: Sequence[str], more: Mapping[str, Any]
-) -> dict[str, dict[str, Any]]:
+def _jobs(config: "NodeConfig", tiers: Sequence[str], more: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     jobs = {}
-    for found in config.stages:
-        if stage not in {None, found.name}:
-            continue
-        unknown = sorted(set(tiers) - set(found.tiers))
-        if unknown:
-            raise ConfigError(
-                f"--tiers {unknown[0]!r} is not there; {found.name} has {', '.join(found.tiers)}"
-            )
+    there = {tier for stage in config.whole_stages for tier in stage.tiers}
+    if unknown := sorted(set(tiers) - there):
+        raise ConfigError(f"--tiers {unknown[0]!r} is not there; there are {', '.join(sorted(there))}")
+    for found in config.whole_stages:
         numbers = [number for number, name in enumerate(found.tiers) if not tiers or name in tiers]
         jobs[found.name] = {
             "adapter": found.adapter,
-            "options": found.options,
+            # Each stream has the model that the first one builds.
+            "options": found.options | ({"stream": found.streams[0]} if found.streams else {}),
             "device": config.device,
             "threads": config.worker_threads,
             "tiers": [found.tiers[number] for number in numbers],
@@ -149,12 +135,7 @@ def _jobs(
             "cache_mib": config.cache_mib,
             **more,
         }
-    if not jobs:
-        raise ConfigError(
-            f"--stage {stage!r} is not there; it has to be one of:"
-            f" {', '.join(s.name for s in config.stages)}"
-        )
-    return jobs
+    return {name: job for name, job in jobs.items() if job["tiers"]}
 
 
 def _frames(job: Mapping[str, Any], log: str, path: str, console: "Console") -> str:
@@ -219,40 +200,45 @@ def _run(stage: str, job: dict[str, Any], console: "Console") -> Iterator[dict[s
         process.close()
 
 
-def _print(results: list[dict[str, Any]], console: "Console") -> None:
-    from rich.table import Table
+def _print(results: list[dict[str, Any]], shown: "Console") -> None:
+    from torchperf_ros.api.text import console_table
 
-    table, notes = Table(*_COLUMNS), []
+    rows: list[list[str]] = []
+    notes: list[str] = []
     for result in results:
         name = f"{result['stage']} {result['tier']}"
         if result["kind"] == "planned":
-            shell.say(console, f"{name}: {result['text']}")
+            notes.append(f"{name}: {result['text']}")
         elif result["kind"] == "failed":
-            sys.stderr.write(
-                f"torchperf: {name}: {result['text']}\n{result.get('detail', '')}".rstrip() + "\n"
-            )
+            text = f"torchperf: {name}: {result['text']}\n{result.get('detail', '')}"
+            sys.stderr.write(text.rstrip() + "\n")
         else:
-            table.add_row(*_row(result))
-            notes += [f"{name}: {result['choice']}"] if result.get("choice") else []
-            manifest = result["manifest"] or {}
-            variants, int8 = manifest.get("variants_ms", {}), manifest.get("int8", {})
-            layers = [
-                f"{n['int8']} of {n['there']} {kind} ({n['quantised']} quantised)"
-                for kind, n in int8.items()
-            ]
-            notes += [f"{name}: in int8 {', '.join(layers)}"] if layers else []
-            kept = ", ".join(f"{variant} {p50_ms:.2f} ms" for variant, p50_ms in variants.items())
-            notes += [f"{name}: kept {kept.replace(', ', '; ', 1)}"] if kept else []
-    if table.row_count:
-        console.print(table)
+            rows.append(_row(result))
+            notes += [f"{name}: {note}" for note in _notes(result)]
+    if rows:
+        shown.print(console_table(_COLUMNS, rows))
     for note in notes:
-        console.print(note, highlight=False, markup=False)
+        shell.say(shown, note)
+
+
+def _notes(result: Mapping[str, Any]) -> Iterator[str]:
+    manifest = result["manifest"] or {}
+    if result.get("choice"):
+        yield result["choice"]
+    if int8 := manifest.get("int8"):
+        layers = (
+            f"{n['int8']} of {n['there']} {kind} ({n['quantised']} quantised)" for kind, n in int8.items()
+        )
+        yield f"in int8 {', '.join(layers)}"
+    if variants := manifest.get("variants_ms"):
+        first, *others = (f"{variant} {p50_ms:.2f} ms" for variant, p50_ms in variants.items())
+        yield f"kept {first}" + (f"; {', '.join(others)}" if others else "")
 
 
 def _row(result: dict[str, Any]) -> list[str]:
     manifest = result["manifest"]
     if manifest is None:  # of all engines eager is the fastest
-        return [result["stage"], result["tier"], "eager"]
+        return [result["stage"], result["tier"], "eager", *[""] * (len(_COLUMNS) - 3)]
     timing = list(manifest["timings"].values())[-1]  # the example's shape
     ratio = timing["eager_p50_ms"] / timing["p50_ms"]
     return [
@@ -264,7 +250,7 @@ def _row(result: dict[str, Any]) -> list[str]:
         f"{manifest['compile_s']:.1f} s" + ("" if result["new"] else ", earlier"),
         f"{timing['p50_ms']:.2f} / {timing['p99_ms']:.2f}",
         f"{timing['eager_p50_ms']:.2f} / {timing['eager_p99_ms']:.2f}",
-        f"{ratio:.2f}x" + (" [yellow]no gain[/]" if ratio < 1.0 else ""),
+        f"{ratio:.2f}x" + (" no gain" if ratio < 1.0 else ""),
         _parity(manifest["parity"]),
     ]
 
@@ -276,21 +262,19 @@ def _parity(parity: dict[str, float | None]) -> str:
 
 
 def cache(
-    clear: Annotated[
-        bool, Option("--clear", help="Remove every package, and what compilers keep.")
-    ] = False,
-    remove: Annotated[str | None, Option(help="Remove the packages whose key begins with this.")] = None,
+    remove: Annotated[
+        str | None, Option(metavar="KEY|all", help="Remove the packages whose key begins so, or all.")
+    ] = None,
     cache_dir: Annotated[str, Option(help="The folder; default: where the node keeps them.")] = "",
 ) -> None:
     """List the compiled packages on this machine, or remove them.
 
     A package whose files are damaged is named with what is wrong with it; the
-    node builds it anew.
+    node builds it anew. With `all`, what compilers keep there goes, too.
 
     Example: torchperf cache --remove 3f9a
     """
-    from rich.table import Table
-
+    from torchperf_ros.api.text import console_table
     from torchperf_ros.workers.package_cache import clear_compiler_cache, open_cache
 
     shown, packages = shell.console(_TABLE_WIDTH), open_cache(cache_dir, 0)
@@ -298,47 +282,47 @@ def cache(
         entries = packages.entries()
     except OSError as error:
         shell.fail(f"folder {packages.folder} cannot be read: {error.strerror}")
-    if clear or remove is not None:
-        chosen = [entry for entry in entries if clear or entry.path.stem.startswith(remove or "\0")]
-        if not chosen and remove is not None:
+    if remove is not None:
+        chosen = [one for one in entries if remove == "all" or one.path.stem.startswith(remove or "\0")]
+        if not chosen and remove != "all":
             shell.fail(f"no package in {packages.folder} has a key that begins with {remove!r}")
         for entry in chosen:
             packages.remove(entry.path)
         freed = sum(entry.size_bytes for entry in chosen) + packages.remove_abandoned()
-        shown.print(
-            f"removed {len(chosen)} packages, {freed / _MIB:.1f} MiB, from {packages.folder}",
-            highlight=False,
-        )
-        if clear and (freed := clear_compiler_cache(cache_dir)):
-            shown.print(f"and {freed / _MIB:.1f} MiB that torch's compilers kept there", highlight=False)
+        kept = clear_compiler_cache(cache_dir) if remove == "all" else 0
+        more = f", and {kept / _MIB:.1f} MiB that torch's compilers kept there" if kept else ""
+        what = f"removed {len(chosen)} packages, {freed / _MIB:.1f} MiB, from {packages.folder}"
+        shell.say(shown, what + more)
         return
-    table = Table("key", "adapter", "tier", "how", "device", "torch", "MiB", "p50 ms", "eager", "built")
+    rows = [_cached(entry) for entry in entries if entry.manifest is not None]
     for entry in entries:
         if entry.manifest is None:
-            shown.print(
-                f"{entry.path.stem[:12]}: {entry.problem}", style="red", markup=False, soft_wrap=True
-            )
-            continue
-        manifest, identity = entry.manifest, entry.manifest.identity
-        timing, options = list(manifest.timings.values())[-1], identity.options
-        how = [str(options.get("engine", "")), str(options.get("precision", ""))]
-        how += [name for name, value in options.items() if value is True]
-        table.add_row(
-            entry.path.stem[:12],
-            manifest.adapter.rpartition(":")[2],
-            manifest.tier,
-            " ".join(how),
-            f"{identity.device} {identity.capability}",
-            identity.torch,
-            f"{entry.size_bytes / _MIB:.1f}",
-            f"{timing['p50_ms']:.2f}",
-            f"{timing['eager_p50_ms']:.2f}",
-            manifest.built[:16].replace("T", " "),
-        )
-    if table.row_count:
-        shown.print(table)
+            shell.say(shown, f"{entry.path.stem[:12]}: {entry.problem}", "red")
+    if rows:
+        heads = ("key", "adapter", "tier", "how", "device", "torch", ">MiB", ">p50 ms", ">eager", "built")
+        shown.print(console_table(heads, rows))
     mib = sum(entry.size_bytes for entry in entries) / _MIB
-    shown.print(f"{len(entries)} packages, {mib:.1f} MiB, in {packages.folder}", highlight=False)
+    shell.say(shown, f"{len(entries)} packages, {mib:.1f} MiB, in {packages.folder}")
+
+
+def _cached(entry: "CachedPackage") -> list[str]:
+    assert entry.manifest is not None
+    manifest, identity = entry.manifest, entry.manifest.identity
+    timing, options = list(manifest.timings.values())[-1], identity.options
+    how = [str(options.get("engine", "")), str(options.get("precision", ""))]
+    how += [name for name, value in options.items() if value is True]
+    return [
+        entry.path.stem[:12],
+        manifest.adapter.rpartition(":")[2],
+        manifest.tier,
+        " ".join(how),
+        f"{identity.device} {identity.capability}",
+        identity.torch,
+        f"{entry.size_bytes / _MIB:.1f}",
+        f"{timing['p50_ms']:.2f}",
+        f"{timing['eager_p50_ms']:.2f}",
+        manifest.built[:16].replace("T", " "),
+    ]
 
 
 def evidence(
@@ -357,19 +341,13 @@ def evidence(
     try:
         if clear:
             count, size_bytes = incidents.clear()
-            shown.print(
-                f"removed {count} incidents, {size_bytes / _MIB:.1f} MiB, from {incidents.root}",
-                highlight=False,
-            )
+            size = f"{size_bytes / _MIB:.1f} MiB"
+            shell.say(shown, f"removed {count} incidents, {size}, from {incidents.root}")
             return
-        found = incidents.incidents()
-        sizes_mib = [folder_size_bytes(path) / _MIB for path in found]
+        sizes_mib = {path.name: folder_size_bytes(path) / _MIB for path in incidents.incidents()}
     except OSError as error:
         shell.fail(f"evidence in {incidents.root}: {error.strerror}: {error.filename}")
-    for path, mib in zip(found, sizes_mib, strict=True):
-        shown.print(f"{mib:8.1f} MiB  {path.name}", highlight=False, markup=False, soft_wrap=True)
-    shown.print(
-        f"{len(found)} incidents, {sum(sizes_mib):.1f} MiB, in {incidents.root}",
-        highlight=False,
-        soft_wrap=True,
-    )
+    for name, mib in sizes_mib.items():
+        shell.say(shown, f"{mib:8.1f} MiB  {name}")
+    size = f"{sum(sizes_mib.values()):.1f} MiB"
+    shell.say(shown, f"{len(sizes_mib)} incidents, {size}, in {incidents.root}")

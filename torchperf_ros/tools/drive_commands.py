@@ -11,9 +11,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from torchperf_ros.settings.build_options import ENGINE_CHOICES
 from torchperf_ros.tools.shell import (
-    BAD_INPUT,
     JsonFile,
     NodeName,
     SvgFile,
@@ -27,9 +25,9 @@ from torchperf_ros.tools.shell import (
     progress_bars,
 )
 
-_ENGINE = f"{', '.join(ENGINE_CHOICES)}; compiles what is missing. Default: packages, else eager."
 _PLAIN_HEIGHT = 30  # of a picture where there is no terminal
-_Timeout = Annotated[float, Option("--timeout", min=1.0, help="How long to wait, in seconds.")]
+_ASK_S = 15.0
+_SWAP_S = 120.0  # a worker loads the package, checks it and measures it
 
 
 def node(context: typer.Context) -> None:
@@ -50,7 +48,6 @@ def swap(
         Path, Argument(help="The .pt2 file, with the manifest that `torchperf compile -o` wrote.")
     ],
     name: NodeName = "/perf",
-    timeout_s: _Timeout = 120.0,
 ) -> None:
     """Put a new package into a running node, without missing a frame.
 
@@ -71,13 +68,13 @@ def swap(
 
     say = lru_cache(1)(typer.echo)  # not the same twice in a row
     try:
-        ask(name, stage, tier, str(package.resolve()), timeout_s, say)
+        ask(name, stage, tier, str(package.resolve()), _SWAP_S, say)
     except ServiceFailed as error:
         fail(f"{stage} {tier} runs what it ran before: {error}", 1)
     typer.echo(f"{stage} {tier} runs {package}; to keep it after a restart, name it in {stage}.packages")
 
 
-def record(name: NodeName = "/perf", timeout_s: _Timeout = 15.0) -> None:
+def record(name: NodeName = "/perf") -> None:
     """Have a running node write the last seconds and the next to disk.
 
     The folder that it prints is complete when `torchperf report` can read it:
@@ -87,35 +84,35 @@ def record(name: NodeName = "/perf", timeout_s: _Timeout = 15.0) -> None:
 
     Exit status: 0 if it records, 1 if it cannot, and says why.
     """
-    _ask(name, "record", timeout_s)
+    _ask(name, "record")
 
 
-def profile(name: NodeName = "/perf", timeout_s: _Timeout = 15.0) -> None:
+def profile(name: NodeName = "/perf") -> None:
     """Have a worker of each stage profiled for some frames, while the other answers.
 
     Example: torchperf profile
 
     Exit status: 0 if it begins, 1 if it cannot, and says why.
     """
-    _ask(name, "profile", timeout_s)
+    _ask(name, "profile")
 
 
-def snapshot(name: NodeName = "/perf", timeout_s: _Timeout = 15.0) -> None:
+def snapshot(name: NodeName = "/perf") -> None:
     """Have a worker of each stage write down what holds its memory, and what grew.
 
     Example: torchperf snapshot
 
     Exit status: 0 if it begins, 1 if it cannot, and says why.
     """
-    _ask(name, "snapshot", timeout_s)
+    _ask(name, "snapshot")
 
 
-def _ask(name: str, service: str, timeout_s: float) -> None:
+def _ask(name: str, service: str) -> None:
     need("rclpy")
     from torchperf_ros.node.services import ServiceFailed, trigger
 
     try:
-        typer.echo(trigger(name, service, timeout_s))
+        typer.echo(trigger(name, service, _ASK_S))
     except ServiceFailed as error:
         fail(str(error), 1)
 
@@ -202,7 +199,7 @@ def doctor(
     raise typer.Exit(max(one.status for one in found))
 
 
-def demo(  # noqa: PLR0913, PLR0917 - one parameter for each option
+def demo(
     log: Annotated[Path | None, Option(help="Play this rosbag2 or ROS 1 .bag, not the drawn road.")] = None,
     seconds: Annotated[
         float, Option(min=1.0, help="How long to drive; a shorter log is played again.")
@@ -213,10 +210,6 @@ def demo(  # noqa: PLR0913, PLR0917 - one parameter for each option
     sabotage: Annotated[
         bool, Option("--sabotage", help="Make workers stall, hang, raise, die and emit NaN.")
     ] = False,
-    engine: Annotated[Text, Option(help=_ENGINE)] = None,
-    metrics_port: Annotated[
-        int, Option(min=0, max=65535, help="Serve the node's /metrics here; 0: do not.")
-    ] = 0,
     no_tui: Annotated[bool, Option("--no-tui", help="Plain lines instead of the live view.")] = False,
     json_file: JsonFile = None,
     svg_file: SvgFile = None,
@@ -233,10 +226,6 @@ def demo(  # noqa: PLR0913, PLR0917 - one parameter for each option
     and other programs took more than a tenth of the processor: no verdict.
     """
     need("rclpy")
-    if engine not in {None, *ENGINE_CHOICES}:
-        fail(
-            f"--engine {engine!r} is not there; it has to be one of: {', '.join(ENGINE_CHOICES)}", BAD_INPUT
-        )
     if log is not None and cameras > 1:
         fail(
             f"--cameras {cameras}: the drive of a log has the one camera of the log; leave one of the two out"
@@ -247,7 +236,7 @@ def demo(  # noqa: PLR0913, PLR0917 - one parameter for each option
 
     shown = console()
     tui = shown.is_terminal and not no_tui
-    options = DriveOptions(log, cameras, seconds, sabotage, engine, tui, metrics_port, json_file, svg_file)
+    options = DriveOptions(log, cameras, seconds, sabotage, tui, json_file, svg_file)
     try:
         status = DemoDrive(options, shown).run()
     except DriveError as error:

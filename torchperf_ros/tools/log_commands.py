@@ -167,9 +167,6 @@ def report(
     node: Annotated[
         shell.Text, shell.node_option("--node", "Default: all in a log, /perf with --live.")
     ] = None,
-    schema: Annotated[
-        bool, Option("--schema", help="Print the JSON schema of a node's records, and stop.")
-    ] = False,
 ) -> None:
     """Show how the models did, on one page to open, keep and send: it needs no network.
 
@@ -184,11 +181,6 @@ def report(
 
     Exit status: 0, or 2 for a log that cannot be used.
     """
-    if schema:
-        from torchperf_ros.observe.recorder.record_log import schema as record_schema
-
-        typer.echo(record_schema(), nl=False)
-        return
     if not logs and not live:
         shell.fail("name a log, or --live SECONDS")
     shell.check_outputs({"--output": output})

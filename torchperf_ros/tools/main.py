@@ -95,7 +95,6 @@ def _options(
 
 
 def _named(place: str) -> Any:  # noqa: ANN401 - a command, or a group of them
-    """What is called so, as `module:name`."""
     module, _, name = place.partition(":")
     return getattr(importlib.import_module(module), name)
 

@@ -67,10 +67,8 @@ def inspect(
         str, Argument(help="module:Adapter, module:callable or file.py:callable (module or function).")
     ],
     inputs: Annotated[
-        shell.Texts, Option("--input", help="An argument, as 1x3x224x224:float32; repeatable.")
-    ] = None,
-    also: Annotated[
-        shell.Texts, Option(help="Further inputs in one text, as '2x3x224x224 8'; repeatable.")
+        shell.Texts,
+        Option("--input", help="Sizes of its arguments, as '1x3x224x224:float32 8'; repeatable."),
     ] = None,
     tier: Annotated[str, Option(help="Which tier of an adapter.")] = "full",
     options: shell.AdapterOptions = "{}",
@@ -86,10 +84,10 @@ def inspect(
 
     Over several inputs also what is compiled again and why: branches on sizes,
     loops that unroll. An adapter brings its inputs, and others from its
-    dynamic dimensions; any other callable gets random ones from --input.
+    dynamic dimensions; any other callable gets random ones from each --input.
     What a compiled model gains is measured by torchperf tune.
 
-    Example: torchperf inspect my_robot/net.py:Net --input 1x3x224x224 --also 2x3x224x224 --max-breaks 0
+    Example: torchperf inspect my_robot/net.py:Net --input 1x3x224x224 --input 2x3x224x224 --max-breaks 0
 
     Exit status: 0 if all is well, 1 if there are more than --max-breaks or the
     compiled model raises, 2 if the input cannot be used.
@@ -102,12 +100,11 @@ def inspect(
         from torchperf_ros.engines.device import Device as Place
         from torchperf_ros.engines.device import choose_device
         from torchperf_ros.tools.inspect.inspected_model import load_model
-        from torchperf_ros.tools.inspect.inspection import Inspection
-        from torchperf_ros.tools.inspect.inspection_view import as_json, show
+        from torchperf_ros.tools.inspect.inspection import Inspection, as_json, show
 
         place = Place(choose_device(device), threads=0).device  # with as many CPU threads as a worker has
         status.update(f"loading {target}")
-        model = load_model(target, tier, adapter_options, inputs or [], also or [], place)
+        model = load_model(target, tier, adapter_options, inputs or [], place)
         inspection = Inspection(model, place)
         inspection.run(status.update)
     show(inspection, shown, max_breaks)
@@ -118,18 +115,14 @@ def inspect(
 
 def tune(  # noqa: PLR0913, PLR0917 - one for each option
     adapter: Annotated[
-        shell.Text, Argument(help="module:Class of the adapter; with --params, of the stage.")
+        shell.Text, Argument(help="module:Class of the adapter; with --params also the stage's name.")
     ] = None,
     params: Annotated[
         shell.File, Option(help="A node's parameter file: its names are kept, and its values.")
     ] = None,
-    stage: Annotated[
-        shell.Text, Option(help="Of --params, or its name in the YAML; default: by adapter.")
-    ] = None,
     budget_ms: Annotated[
         float | None, Option(help="The stage's, which p99 has to fit; default: the node's.")
     ] = None,
-    max_error: Annotated[float, Option(help="Largest relative L2 distance from eager fp32.")] = math.inf,
     max_loss: Annotated[
         float, Option(help="Of accuracy against eager fp32, of adapters with a task.")
     ] = MOST_LOSS,
@@ -146,11 +139,9 @@ def tune(  # noqa: PLR0913, PLR0917 - one for each option
         shell.Texts, Option("--engines", "--engine", help=f"Only these: {', '.join(ENGINES)}.")
     ] = None,
     minutes: Annotated[float, Option(help="For the whole search.")] = 10.0,
-    timeout: Annotated[float, Option(metavar="S", help="A candidate that takes longer is killed.")] = 180.0,
     seconds: Annotated[float, Option(help="Measuring, for each candidate, and as long for eager.")] = 3.0,
     output: Annotated[shell.File, Option("--output", "-o", help="Write the parameters, as YAML.")] = None,
     json_file: shell.JsonFile = None,
-    no_resume: Annotated[bool, Option("--no-resume", help="Measure anew what is known.")] = False,
     dry_run: shell.DryRun = False,
 ) -> None:
     """Find how your model runs best on this machine, and write it as the node's parameters.
@@ -176,16 +167,14 @@ def tune(  # noqa: PLR0913, PLR0917 - one for each option
     proposed: which are worth keeping here, and which comes first.
 
     Examples: torchperf tune my_robot.segmenter:Segmenter --budget-ms 40 -o tuned.yaml
-              torchperf tune --params robot.yaml --stage segmentation --log drive.mcap -o tuned.yaml
+              torchperf tune segmentation --params robot.yaml --log drive.mcap -o tuned.yaml
 
     Exit status: 0 if something fits the limits, 1 if not, 2 if the input cannot be used, 130 after Ctrl-C.
     """
     numbers = {
         "--budget-ms": 1.0 if budget_ms is None else budget_ms,
-        "--max-error": max_error,
         "--max-loss": max_loss,
         "--minutes": minutes,
-        "--timeout": timeout,
         "--seconds": seconds,
     }
     for name, number in numbers.items():
@@ -195,28 +184,26 @@ def tune(  # noqa: PLR0913, PLR0917 - one for each option
     only, names = shell.every_word(engines), shell.every_word(tiers)
     if unknown := [name for name in only if name not in ENGINES]:
         shell.fail(f"--engines {unknown[0]!r} is not allowed; it has to be one of {', '.join(ENGINES)}")
-    from torchperf_ros.tools.tune.ranking import Limits
     from torchperf_ros.tools.tune.run import tune as search
     from torchperf_ros.tools.tune.search import TuneOptions
     from torchperf_ros.tools.tune.target import target_of_adapter, target_of_file
+    from torchperf_ros.tools.tune.trial import Limits
 
     values = {"options": options, "budget_ms": budget_ms}
     if params is not None and options is None:
-        target = target_of_file(params, stage, adapter, values, device)
+        target = target_of_file(params, adapter, values, device)
     elif adapter is not None and params is None:
-        target = target_of_adapter(adapter, stage, names, values, device or "auto")
+        target = target_of_adapter(adapter, names, values, device or "auto")
     else:
         raise ConfigError(
             "give what to tune: either an adapter, module:Class, with --options, or --params FILE, with"
-            " --stage, which holds the options itself"
+            " the stage's name, which holds the options itself"
         )
     chosen = TuneOptions(
-        Limits(target.stage.budget_ms, max_error, max_loss),
+        Limits(target.stage.budget_ms, max_loss),
         only,
         seconds,
-        timeout,
         minutes,
-        not no_resume,
         dry_run,
         output,
         json_file,

@@ -3,7 +3,7 @@
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,7 +17,7 @@ from torchperf_ros.tools.shell import File, Files, Texts
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from torchperf_ros.replay.batch.batch_cluster import BatchOptions
+    from torchperf_ros.replay.batch.batch_tasks import BatchOptions
     from torchperf_ros.replay.replay_options import ReplayOptions
     from torchperf_ros.replay.replay_result import ReplayResult
 
@@ -106,14 +106,15 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter for each option
         start_base()  # it imports torch while this process imports the rest
     with shell.console(stderr=True).status("loading"):
         from torchperf_ros.replay.batch.batch_logs import is_batch
-        from torchperf_ros.replay.log_feed import parse_maps
         from torchperf_ros.replay.replay_options import ReplayOptions
         from torchperf_ros.settings.params_file import parse_value
 
+    form = "LOG_TOPIC:=STAGE_TOPIC, for example /camera/front:=image"
+    remap = shell.pairs("--map", maps or (), ":=", form, turned=True)
     own = shell.pairs("--set", sets or (), "=", "NAME=VALUE, for example perception.budget_ms=40.0")
     options = ReplayOptions(
         params,
-        parse_maps(maps or []),
+        remap,
         pace,
         times,
         seed,
@@ -129,7 +130,7 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter for each option
         raise ConfigError("--json, --parquet: one file of each kind, for example --json run.json")
     shell.check_outputs(outputs, logs, _OF_LOGS)
     if is_batch(logs):
-        from torchperf_ros.replay.batch.batch_cluster import BatchOptions
+        from torchperf_ros.replay.batch.batch_tasks import BatchOptions
 
         batch = BatchOptions(output or Path("replays"), parallel, scheduler)
         raise typer.Exit(_many(logs, options, batch, files, dry_run))
@@ -156,7 +157,7 @@ def _many(
         return 0
     shell.need("dask", "distributed", "pyarrow", "cryptography")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends it as Ctrl-C does
-    return replay_batch(logs, options, batch, shell.progress_bars(), shown).status
+    return replay_batch(logs, options, batch, shell.progress_bars(), shown)
 
 
 def _one(log: Path, options: "ReplayOptions", files: list[Path], *, dry_run: bool) -> bool:
@@ -186,6 +187,7 @@ def _one(log: Path, options: "ReplayOptions", files: list[Path], *, dry_run: boo
         )
     for file in files:
         write_run(result.run, file)
+    shell.say(shown, f"{result.log}, times in ms")
     shown.print(_stage_table(result))
     for line in _lines(result):
         shell.say(shown, line)
@@ -209,47 +211,33 @@ def _one(log: Path, options: "ReplayOptions", files: list[Path], *, dry_run: boo
 
 
 def _stage_table(result: "ReplayResult") -> "Table":
-    from rich import box
-    from rich.table import Table
+    from torchperf_ros.api.text import console_table, percent
 
-    from torchperf_ros.api.text import percent
+    def counts(found: Mapping[str, int], plain: str = "") -> str:
+        return ", ".join(
+            f"{count:,} {word}" for word, count in Counter(found).most_common() if word != plain
+        )
 
-    timed = result.summary["pace"] != "fast"
-    table = Table(
-        title=f"{result.log}, times in ms", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1)
-    )
-    table.add_column("stage", no_wrap=True)
-    for name in ("frames", "on time", "p50", "p99", "max", *(["budget"] if timed else []), "dropped"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("tiers")
-    table.add_column("not on time")
+    timed, rows = result.summary["pace"] != "fast", list[list[str]]()
     for stage in result.stages.values():
-        used = Counter(
-            int(tier) for tier in stage.frames["tier"] if tier >= 0
-        ).most_common()  # which gave results
-        tiers = ", ".join(
-            f"{stage.tiers[tier]} {percent(count / len(stage.frames), 0)}" for tier, count in used
+        used = Counter(int(tier) for tier in stage.frames["tier"] if tier >= 0)  # which gave results
+        tiers = [f"{stage.tiers[t]} {percent(n / len(stage.frames), 0)}" for t, n in used.most_common()]
+        came, guard = len(stage.frames) + stage.superseded, counts(stage.checks, "accept")
+        notes = [counts(stage.outcomes, "on_time"), counts(stage.fallbacks), guard and f"guard: {guard}"]
+        rows.append(
+            [
+                stage.name,
+                f"{len(stage.frames):,}",
+                percent(stage.outcomes["on_time"] / came) if came else "-",
+                *(f"{value:.1f}" for value in (stage.p50_ms, stage.p99_ms, stage.max_ms)),
+                *([f"{stage.budget_ms:g}"] if timed else []),
+                f"{stage.superseded:,}",
+                ", ".join(tiers) or "-",
+                "; ".join(filter(None, notes)) or "-",
+            ]
         )
-        missed = ", ".join(
-            f"{count:,} {word}" for word, count in stage.outcomes.most_common() if word != "on_time"
-        )
-        came = len(stage.frames) + stage.superseded
-        on_time = percent(stage.outcomes["on_time"] / came) if came else "-"
-        instead = ", ".join(f"{count:,} {word}" for word, count in stage.fallbacks.most_common())
-        guard = ", ".join(
-            f"{count:,} {word}" for word, count in stage.checks.most_common() if word != "accept"
-        )
-        table.add_row(
-            stage.name,
-            f"{len(stage.frames):,}",
-            on_time,
-            *(f"{value:.1f}" for value in (stage.p50_ms, stage.p99_ms, stage.max_ms)),
-            *([f"{stage.budget_ms:g}"] if timed else []),
-            f"{stage.superseded:,}",
-            tiers or "-",
-            "; ".join(filter(None, [missed, instead, guard and f"guard: {guard}"])) or "-",
-        )
-    return table
+    heads = ("stage", ">frames", ">on time", ">p50", ">p99", ">max", *([">budget"] if timed else []))
+    return console_table((*heads, ">dropped", "tiers", "not on time"), rows)
 
 
 def _lines(result: "ReplayResult") -> Iterator[str]:

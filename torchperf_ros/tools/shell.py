@@ -56,7 +56,6 @@ class Command(TyperCommand):
         self.help = _flowing(self.help, wide=self.rich_markup_mode is not None)
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - typer's own copies of click's types
-        """Run it."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError:  # `| head` has seen enough; typer ends quietly
@@ -86,7 +85,6 @@ class CommandGroup(TyperGroup):
 
 
 def fail(text: str, status: int = BAD_INPUT) -> NoReturn:
-    """One line for what cannot be done, and the exit status."""
     sys.stderr.write(f"torchperf: {text}\n")
     raise typer.Exit(status)
 
@@ -212,8 +210,10 @@ def json_object(text: str) -> dict[str, Any]:
     return found
 
 
-def pairs(flag: str, texts: Iterable[str], sign: str, form: str) -> dict[str, str]:
+def pairs(flag: str, texts: Iterable[str], sign: str, form: str, *, turned: bool = False) -> dict[str, str]:
     """What stands before and behind the sign in each text of an option that is given several times.
+
+    `turned`: what stands before it, by what stands behind it.
 
     Raises:
         ConfigError: one does not have this form, or stands in two.
@@ -223,6 +223,8 @@ def pairs(flag: str, texts: Iterable[str], sign: str, form: str) -> dict[str, st
         name, given, value = text.partition(sign)
         if not (given and name and (value or sign == "=")):  # a parameter may be an empty text
             raise ConfigError(f"{flag} {text!r}: has to be {form}")
+        if turned:
+            name, value = value, name
         if name in found:
             raise ConfigError(f"{flag} {text!r}: {name} is {found[name]} already")
         found[name] = value
@@ -230,7 +232,6 @@ def pairs(flag: str, texts: Iterable[str], sign: str, form: str) -> dict[str, st
 
 
 def words(text: str) -> list[str]:
-    """What stands between commas."""
     return [word.strip() for word in text.split(",") if word.strip()]
 
 

@@ -91,40 +91,48 @@ def find_batching(
         ConfigError: fewer than the parameter asks for, and it is strict about that.
     """
     known, refusal = setup.batching, ""
-    wanted = most = known.most if known else setup.batch
-    runs = 0 if known else _BRIEF_RUNS if setup.background else _RUNS
-    times_ms: dict[int, dict[int, float]] = {}
+    # A later worker finds less only for want of memory, and serves all the same.
+    strict = setup.batch_strict and not known
+    most = known.most if known else setup.batch
+    times_ms = [dict[int, float]() for _ in setup.tiers]
     for number, tier in sorted(tiers.items()):
-        name, row = setup.tiers[number], times_ms.setdefault(number, {})
+        name = setup.tiers[number]
         example = adapter.example_inputs(name)
-        able, why = most_frames(adapter, example, wanted)
+        declared, why = most_frames(adapter, example, most)
+        able = declared
         if able > 1 and not known:
             mixes = _why_not_together(tier, example, setup.build[number].precision)
-            if mixes:
-                reports.alert(f"tier {name}: frames of several streams run one by one: {mixes}")
-                return Batching(1, f"tier {name}: {mixes}")
-        for size in sizes_up_to(able) if able > 1 else ():
-            try:
-                row[size] = _median_ms(tier, example, size, runs, rests=rests)
-            except Exception as error:  # the user's model and the engine run here
-                able, why = max(1, size // 2), f"a run of {size} frames failed: {one_line(error)}"
-                reports.alert(f"tier {name}: {why}; at most {able} frames are run together")
-                break
+            able, why = (1, mixes) if mixes else (able, why)
+        if able > 1:
+            able, failed = _measure(tier, example, able, times_ms[number], setup, rests=rests)
+            why = failed or why
         if able < most:
             most, refusal = able, f"tier {name} takes {able} at most: {why}"
+            if not strict:
+                say = reports.alert if able < declared else reports.warn
+                say(f"fewer frames of several streams run together than asked for: {refusal}")
     if known and not refusal:
         return known
-    if refusal and setup.batch_strict:
+    if refusal and strict:
         allowed = f"1 to {most}" if most > 1 else "1"
         raise ConfigError(
             f"parameter {setup.stage}.batch is {setup.batch}; it has to be {allowed}, or auto: {refusal}"
         )
-    if refusal:
-        reports.warn(f"batches of frames: {refusal}")
-    rows = [times_ms.get(number, {}) for number in range(len(setup.tiers))]
-    return Batching(
-        most, refusal, tuple(tuple(each for each in row.items() if each[0] <= most) for row in rows)
-    )
+    rows = (tuple(each for each in row.items() if each[0] <= most) for row in times_ms)
+    return Batching(most, refusal, tuple(rows))
+
+
+def _measure(
+    tier: Tier, example: Inputs, able: int, times_ms: dict[int, float], setup: WorkerSetup, *, rests: bool
+) -> tuple[int, str]:
+    """Time runs of 1, 2, 4 and so on frames; how many frames that goes up to, and what failed then, or ""."""
+    runs = 0 if setup.batching else _BRIEF_RUNS if setup.background else _RUNS
+    for size in sizes_up_to(able):
+        try:
+            times_ms[size] = _median_ms(tier, example, size, runs, rests=rests)
+        except Exception as error:  # the user's model and the engine run here
+            return max(1, size // 2), f"a run of {size} frames failed: {one_line(error)}"
+    return able, ""
 
 
 def sizes_up_to(most: int) -> Iterator[int]:

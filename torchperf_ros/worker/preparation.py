@@ -24,8 +24,8 @@ from torchperf_ros.api.errors import (
 )
 from torchperf_ros.api.histories import work_for
 from torchperf_ros.api.messages import full_name, warm_up
-from torchperf_ros.engines.cuda_graph import CaptureFailed
 from torchperf_ros.engines.device import Device, choose_device, leave
+from torchperf_ros.engines.engine import CaptureFailed
 from torchperf_ros.engines.outputs import tensors_in
 from torchperf_ros.worker.batching import find_batching
 from torchperf_ros.worker.capture import step_into_background
@@ -71,8 +71,8 @@ def main(frames_fd: int, control_fd: int, result_fd: int, *ring_fds: int) -> int
         if not isinstance(error, TorchperfError):
             text = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
         with contextlib.suppress(OSError):
-            permanent, captures = isinstance(error, _PERMANENT), isinstance(error, CaptureFailed)
-            reports.say(LastWords(text, permanent=permanent, without_graphs=captures))
+            without_graphs = isinstance(error, CaptureFailed)
+            reports.say(LastWords(text, isinstance(error, _PERMANENT), without_graphs=without_graphs))
         leave(1)
     return 0
 
@@ -208,14 +208,12 @@ class Preparation:
         """
         adapter = prepared.adapter
         try:
-            messages = adapter.example_messages()
+            messages, inputs = adapter.example_messages(), tuple(tensor.cpu() for tensor in example)
             if not messages and not self._device.is_cuda:
                 return
             if messages:
                 inputs = adapter.preprocess(messages)
                 adapter.forget()  # a history that it was put into
-            else:
-                inputs = tuple(tensor.cpu() for tensor in example)
             outputs, _ = tier.run(inputs)
             check.check(outputs)
             if messages:
@@ -280,7 +278,6 @@ class TimeLimit:
     """
 
     def __init__(self, limit_ms: float) -> None:
-        """Take the time; in the main thread only."""
         self._limit_ms = limit_ms
         self._is_on = False
         signal.signal(signal.SIGALRM, self._ring)

@@ -163,9 +163,7 @@ class Session:
         self._device.part_threads()
         frame = self._taken_up(request)
         act: Callable[[_Frame], bytes | memoryview] = self._run if request.kind & RUN else self._observe
-        payload = self._attempt(frame, act, frame)
-        if payload is not None:
-            self._reply(frame, payload)
+        self._reply_with(frame, act, frame)
 
     def _answer_batch(self, requests: Sequence[Request]) -> None:
         """Run frames of several streams together as far as their inputs allow; an error is its frame's own.
@@ -188,14 +186,11 @@ class Session:
         """Answer frames whose inputs can be concatenated; one frame as if it had come alone."""
         frames, inputs = zip(*parts, strict=True)
         first = frames[0]
-        if len(frames) == 1:
-            self._seed_for(first.request)
-            work_for(first.request.stream)
-            payload = self._attempt(first, self._infer, first, inputs[0])
-            if payload is not None:
-                self._reply(first, payload)
-            return
         self._seed_for(first.request)
+        work_for(first.request.stream)
+        if len(frames) == 1:
+            self._reply_with(first, self._infer, first, inputs[0])
+            return
         leave_ns = min((each.request.leave_ns for each in frames if each.request.leave_ns), default=0)
         try:
             with self._capture.mark("inference"):
@@ -211,10 +206,7 @@ class Session:
         for frame, share in zip(frames, shares, strict=True):
             work_for(frame.request.stream)
             frame.response.inference_ns = took_ns
-            payload = self._attempt(frame, self._finish, frame, share)
-            if payload is not None:
-                frame.response.outcome = Outcome.ON_TIME
-                self._reply(frame, payload)
+            self._reply_with(frame, self._finish, frame, share)
 
     def _taken_up(self, request: Request, place: int = 0) -> _Frame:
         """A frame whose adapter is at work from now on."""
@@ -238,6 +230,12 @@ class Session:
         except BaseException as error:
             self._reply(frame, self._failed(frame, error))
             return None
+
+    def _reply_with(self, frame: _Frame, act: Callable[..., bytes | memoryview], *given: Any) -> None:  # noqa: ANN401
+        """Answer a frame with what an act gives."""
+        payload = self._attempt(frame, act, *given)
+        if payload is not None:
+            self._reply(frame, payload)
 
     def _failed(self, frame: _Frame, error: BaseException) -> bytes:
         frame.response.outcome, reason = failure_of(error, frame.adapter)
@@ -328,9 +326,7 @@ class Session:
                     return self._run_steps(tier, frame, tensors)
                 with self._capture.mark("inference"):
                     outputs, response.inference_ns = tier.run(tensors, request.leave_ns)
-                payload = self._finish(frame, outputs)
-                response.outcome = Outcome.ON_TIME
-                return payload
+                return self._finish(frame, outputs)
             except torch.OutOfMemoryError:
                 if response.tier == request.tier:
                     self._out_of_memory += 1
@@ -364,7 +360,6 @@ class Session:
                 return payload
         if not response.step:
             raise AdapterError("steps gave nothing; the last has to be what forward gives")
-        response.outcome = Outcome.ON_TIME
         return payload
 
     def _finish(self, frame: _Frame, outputs: Any) -> memoryview:  # noqa: ANN401
@@ -375,6 +370,7 @@ class Session:
             payload = output_message(frame.adapter, outputs, frame.messages, self._prepared.output)
         frame.ring.check(frame.request.offset, frame.request.seq)
         response.postprocess_ns = time.perf_counter_ns() - inferred
+        response.outcome = Outcome.ON_TIME
         return payload
 
     def _fitting(self, payload: bytes | memoryview, response: Response) -> bytes | memoryview:

@@ -102,14 +102,11 @@ class OutputCheck:
 
 
 def _words(signature: Sequence[tuple[object, ...]]) -> str:
-    return (
-        ", ".join(f"{str(kind).removeprefix('torch.')} {_sizes(sizes)}" for kind, sizes in signature)
-        or "none"
-    )
-
-
-def _sizes(sizes: object) -> object:
-    return tuple(sizes) if isinstance(sizes, torch.Size) else sizes
+    words = [
+        f"{str(kind).removeprefix('torch.')} {tuple(sizes) if isinstance(sizes, torch.Size) else sizes}"
+        for kind, sizes in signature
+    ]
+    return ", ".join(words) or "none"
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
@@ -148,27 +145,18 @@ class Tier:
         """
         self.facts = facts
         facts.graphs, facts.breaks, facts.cache_hits = runner.graphs, runner.breaks, runner.cache_hits
-        facts.package, facts.parts = runner.package, runner.parts
-        self._engine: Call = runner.call
-        self._shapes = shapes
-        self._call_for: Callable[[Inputs], Call] = shapes.call_for if shapes else lambda _: self._engine
-        self._eager = eager
-        self._is_eager = shapes is None and runner.call is eager
-        self._device = device
-        self._say = say
-        self._steps = steps
-        self._eager_ms = 0.0
-        self._errors_in_a_row = 0
-        # whether outputs hold generators, which run when their numbers are asked for
+        facts.package = runner.package.key if runner.package else ""
+        self._call_for: Callable[[Inputs], Call] = shapes.call_for if shapes else lambda _: runner.call
+        self._shapes, self._eager, self._is_eager = shapes, eager, shapes is None and runner.call is eager
+        self._device, self._say, self._steps = device, say, steps
+        self._eager_ms, self._errors_in_a_row = 0.0, 0
+        # Whether outputs hold generators, which run when their numbers are asked for.
         self._is_lazy = False
 
     def report(self) -> TierFacts:
-        shapes = self._shapes
-        if shapes is None:
+        if (of := self._shapes) is None:
             return self.facts
-        return replace(
-            self.facts, shapes=shapes.policy, hits=shapes.hits, misses=shapes.misses, waste=shapes.waste
-        )
+        return replace(self.facts, shapes=of.policy, hits=of.hits, misses=of.misses, waste=of.waste)
 
     def run(self, inputs: Inputs, leave_ns: int = 0) -> tuple[Any, int]:
         """Outputs and inference time in ns, copies to the device included.
@@ -187,7 +175,6 @@ class Tier:
 
     @property
     def is_anytime(self) -> bool:
-        """Whether it has `steps`."""
         return self._steps is not None
 
     def steps(self, inputs: Inputs) -> Iterator[tuple[Any, int]]:
@@ -239,14 +226,12 @@ class Tier:
         left_ms = (leave_ns - time.monotonic_ns()) / NS_PER_MS
         timed = None
         if not leave_ns or left_ms > self._eager_ms:
-            timed = self._timed(
-                inputs, eager
-            )  # inputs that eager does not take either are not the engine's fault
+            # Inputs that eager does not take either are not the engine's fault: it raises here.
+            timed = self._timed(inputs, eager)
             self.facts.eager_answers += 1
-        if not recompile:
-            self._errors_in_a_row += 1
-            if self._errors_in_a_row >= _DEMOTE_AFTER:
-                self._demote(eager, error)
+        self._errors_in_a_row += not recompile
+        if not recompile and self._errors_in_a_row >= _DEMOTE_AFTER:
+            self._demote(eager, error)
         if timed is None:
             raise error
         return timed

@@ -1,6 +1,7 @@
-"""Makes each tier ready to run.
+"""Makes each tier ready to run, by the engine that was asked for if it is there and right, else by eager.
 
-By the engine that was asked for if it is there and right, else by eager.
+The way of a tier: its adapter's model (`BuiltTier`), an engine or a package that makes a `Runner` of it, the comparison
+with eager, a `ShapeRunner` for other sizes, and the `Tier` that the session runs.
 """
 
 import functools
@@ -15,24 +16,21 @@ import torch
 from torchperf_ros.api.adapter import Adapter
 from torchperf_ros.api.errors import ConfigError, one_line
 from torchperf_ros.engines.built_tier import BuiltTier, Inputs, build_model, scoring_of, varying_dims
-from torchperf_ros.engines.cuda_graph import CaptureFailed
 from torchperf_ros.engines.device import Device
-from torchperf_ros.engines.engine import (
-    ENGINES,
-    Runner,
-    choice_of,
-    finished,
-    identity_of,
-    load_ready_package,
-    make_runner,
-    open_package,
-)
+from torchperf_ros.engines.engine import CaptureFailed, EngineUnavailable, Runner, finished
 from torchperf_ros.engines.fingerprint import code_hash, files_hash, identify, weights_hash
 from torchperf_ros.engines.kept_state import KeptState
-from torchperf_ros.engines.package_engine import EngineUnavailable
-from torchperf_ros.engines.parity import Parity, ParityError, check_engine, depends_on_state, random_inputs
+from torchperf_ros.engines.package import (
+    ENGINES,
+    Package,
+    candidates_of,
+    identity_of,
+    make_runner,
+    users_package,
+)
+from torchperf_ros.engines.parity import ParityError, check_engine, depends_on_state, random_inputs
 from torchperf_ros.engines.shape_runner import ShapeRunner
-from torchperf_ros.settings.build_options import AUTO, PACKAGE_SUFFIXES, BuildOptions
+from torchperf_ros.settings.build_options import AUTO, BuildOptions
 from torchperf_ros.worker.batching import batch_shapes
 from torchperf_ros.worker.tier import InvalidOutput, OutputCheck, Tier
 from torchperf_ros.workers.control import TierFacts
@@ -59,8 +57,7 @@ class TierLoader:
         self._adapter = adapter
         self._dims = adapter.dynamic_dims()
         self._setup = setup
-        self._device = device
-        self._on = device.device
+        self._device, self._on = device, device.device
         self._say = say
         self._cache = open_cache(setup.cache_dir, setup.cache_mib)
         self._models: dict[str, tuple[torch.nn.Module, KeptState]] = {}
@@ -77,26 +74,22 @@ class TierLoader:
         if setup.without_graphs:  # a worker before this one has ended as its capture failed
             options = options.without_graphs()
         example = self._device.to_device(self._adapter.example_inputs(name))
-        if self._adapter.anytime and package:
+        if package and self._adapter.anytime:
             raise ConfigError(f"tier {name}: package {package} cannot be: an anytime model runs in eager")
-        hashes: tuple[str, ...] | None = None
+        hashes: tuple[str, ...] = ()
         if package:
-            with torch.inference_mode(mode=False):
-                runner = load_ready_package(
-                    Path(package),
-                    setup.package_dirs,
-                    self._on,
-                    example,
-                    varying_dims(options, self._dims),
-                )
-                runner = finished(runner, replace(options, engine="aoti"), example, self._on)
-            hashes = runner.model
+            runner = self._users(Path(package), options, example)
+            hashes = _hashes_of(runner)
             tier = self._with_package(name, runner, options, example, strict=setup.swapped == number)
         else:
-            model = self._model(name)
+            built = self._built(name, example, options)
             if setup.identify:  # what a replay's outputs depend on, `preprocess` and `postprocess` too
-                hashes = weights_hash(model), code_hash(model), files_hash(type(self._adapter))
-            tier = self._with_engine(name, self._built(name, model, example), options)
+                hashes = weights_hash(built.model), code_hash(built.model), files_hash(type(self._adapter))
+            if self._adapter.anytime:
+                why = "" if options.engine == EAGER else "an anytime model's steps are eager"
+                tier = self._eager(TierFacts(name, EAGER, why), built.model)
+            else:
+                tier = self._with_engine(name, built, options)
         if hashes and setup.identify:
             tier.facts.model = hashlib.sha256("".join(hashes).encode()).hexdigest()
         tier.facts.load_s = time.monotonic() - started_s
@@ -112,198 +105,181 @@ class TierLoader:
         if model is None or kept is None or not kept.has_changed:
             return []
         try:
-            inputs = random_inputs(
-                self._device.to_device(example), _PROBE
-            )  # others than those of the runs before
+            # Other inputs than those of the runs before.
+            inputs = random_inputs(self._device.to_device(example), _PROBE)
             return depends_on_state(model, kept, inputs, model(*inputs))
         except Exception:  # a model may not take inputs that are drawn
             kept.restore()
             return []
 
-    def _model(self, name: str) -> torch.nn.Module:
+    def _built(self, name: str, example: Inputs, options: BuildOptions) -> BuiltTier:
         model = build_model(self._adapter, name).to(self._on)
         self._models[name] = model, KeptState(model)
-        return model
+        dims, scoring = varying_dims(options, self._dims), scoring_of(self._adapter, name, self._on)
+        return BuiltTier(model, example, dims, self._on, scoring=scoring)
+
+    def _users(self, path: Path, options: BuildOptions, example: Inputs) -> Runner:
+        dims = varying_dims(options, self._dims)
+        with torch.inference_mode(mode=False):
+            runner = users_package(path, self._setup.package_dirs, self._on, example, dims)
+            return finished(runner, replace(options, engine="aoti"), example, self._on)
 
     def _with_package(
         self, name: str, runner: Runner, options: BuildOptions, example: Inputs, *, strict: bool
     ) -> Tier:
-        """A user's package.
-
-        Compared with what the adapter builds, if it can, and with its results if it is that model.
+        """A user's package, compared with what the adapter builds, if it can; also by results if it is that model.
 
         Raises:
             ParityError: it differs, and it is `strict`: being swapped in. Otherwise the adapter's model
                 runs in eager.
         """
-        eager, facts, parity = None, TierFacts(name, runner.engine), None
+        assert runner.package
+        facts = TierFacts(name, runner.package.engine.name)
+        built, is_model = None, False
         try:
             with torch.inference_mode(mode=False):
-                eager = self._model(name)
-                identity = weights_hash(eager), code_hash(eager)
+                built = self._built(name, example, options)
+                is_model = _hashes_of(runner) == (weights_hash(built.model), code_hash(built.model))
         except Exception as error:  # the user's code: that it cannot build may be why there is a package
             facts.why = f"nothing to compare with, and no eager: {one_line(error)}"
         try:
-            if eager is not None:
-                OutputCheck(eager(*example), fixed_sizes=True).check(runner.call(*example))
-                if runner.model == identity:
-                    tier = self._built(name, eager, example)
-                    parity = check_engine(
-                        eager,
-                        runner.call,
-                        example,
-                        {},
-                        options.precision,
-                        2,
-                        tier.scoring,
-                        known=runner.known,
-                    )
-                else:
-                    eager = None  # another model: it is no stand-in
-                    del self._models[name]
-            shapes = self._fitted(name, runner, eager, options, example, parity)
+            if built is not None:
+                OutputCheck(built.model(*example), fixed_sizes=True).check(runner.call(*example))
+            if built is not None and is_model:
+                return self._tier(facts, runner, options, example, replace(built, dims={}))
+            self._models.pop(name, None)  # another model is no stand-in
+            return self._tier(facts, runner, options, example)
         except (ParityError, InvalidOutput) as error:
-            if strict or eager is None:
+            if strict or built is None:
                 raise
             self._say(f"tier {name} runs in eager: its package is refused: {error}")
-            return Tier(TierFacts(name, "eager", str(error)), Runner(eager), eager, self._device, self._say)
-        return Tier(facts, runner, eager, self._device, self._say, shapes)
+            return self._eager(TierFacts(name, EAGER, str(error)), built.model)
 
-    def _built(self, name: str, model: torch.nn.Module, example: Inputs) -> BuiltTier:
-        scoring = scoring_of(self._adapter, name, self._on)
-        return BuiltTier(model, example, self._dims, self._on, scoring=scoring)
+    def _eager(self, facts: TierFacts, model: torch.nn.Module) -> Tier:
+        steps = functools.partial(self._adapter.steps, model) if self._adapter.anytime else None
+        return Tier(facts, Runner(model), model, self._device, self._say, steps=steps)
 
-    def _with_engine(self, name: str, tier: BuiltTier, options: BuildOptions) -> Tier:
-        facts, names_engine, model = TierFacts(name, options.engine), False, tier.model
-        if self._adapter.anytime:
-            facts = TierFacts(
-                name, "eager", "" if options.engine == "eager" else "an anytime model's steps are eager"
-            )
-            steps = functools.partial(self._adapter.steps, model)
-            return Tier(facts, Runner(model), model, self._device, self._say, steps=steps)
-        runner, shapes, identity, parity = Runner(model), None, None, None
+    def _with_engine(self, name: str, built: BuiltTier, options: BuildOptions) -> Tier:
+        facts, model = TierFacts(name, options.engine), built.model
+        runner: Runner | None = None
         try:
+            identity = None
             if options.engine == AUTO:
-                options, identity = self._chosen(tier, options, facts)
-            runner = self._runner(name, tier, options, identity) or runner
-            if runner.call is not model:
-                dims = varying_dims(options, self._dims)
-                parity = check_engine(
-                    model,
-                    runner.call,
-                    tier.example,
-                    dims,
-                    options.precision,
-                    2,
-                    tier.scoring,
-                    known=runner.known,
-                )
-            shapes = self._fitted(name, runner, model, options, tier.example, parity)
+                options, identity = self._chosen(built, options, facts)
+            runner = self._runner(name, built, options, identity)
+            # Also where it is still to be compiled: shapes that do not fit are refused now.
+            tier = self._tier(facts, runner or Runner(model), options, built.example, built)
+            if runner is not None:
+                facts.parts = options.parts if options.engine == "compile" else ""
+                return tier
+            facts.why = _NOT_YET
         except (ConfigError, CaptureFailed):
             raise
-        except ParityError as error:
-            if (
-                runner.package
-            ):  # out of date in a way that its key does not show; built anew, it is checked again
-                self._remove(self._cache.folder / f"{runner.package}{PACKAGE_SUFFIXES[options.engine]}")
-                self.missing.append(name)
-            facts.why = f"refused: {error}"
-        except EngineUnavailable as error:
-            facts.why, names_engine = str(error), True
-        except (
-            Exception
-        ) as error:  # the compiler's boundary: a model that it cannot take runs in eager, and says why
-            if (
-                self._device.is_cuda and options != options.without_graphs()
-            ):  # it may have failed in a capture
-                raise CaptureFailed(f"tier {name}: {options.label}: {one_line(error)}") from error
-            facts.why = one_line(error)
-        if facts.why:
-            self._say(
-                f"tier {name} runs in eager: {'' if names_engine else options.label + ' '}{facts.why}"
-            )
-        elif options.engine != "eager" and runner.call is model:
-            facts.why = _NOT_YET
-        if facts.why:
-            facts.engine, runner, shapes = "eager", Runner(model), None
-        return Tier(facts, runner, model, self._device, self._say, shapes)
+        except Exception as error:  # the compiler's boundary: the model may be one that it cannot take
+            facts.why = self._refused(name, runner, options, error)
+        facts.engine = EAGER
+        return self._eager(facts, model)
 
-    def _fitted(
+    def _refused(self, name: str, runner: Runner | None, options: BuildOptions, error: Exception) -> str:
+        """Why the tier runs in eager in place of an engine.
+
+        Raises:
+            CaptureFailed: it may have failed while a CUDA graph was captured.
+        """
+        why, engine = one_line(error), f"{options.label} "
+        if isinstance(error, EngineUnavailable):
+            why, engine = str(error), ""
+        elif isinstance(error, ParityError):
+            why = f"refused: {error}"
+            if runner and runner.package:
+                # It is out of date in a way that its key does not show. Built anew, it is checked again.
+                self._remove(runner.package.path)
+                self.missing.append(name)
+        elif self._device.is_cuda and options != options.without_graphs():
+            raise CaptureFailed(f"tier {name}: {options.label}: {why}") from error
+        self._say(f"tier {name} runs in eager: {engine}{why}")
+        return why
+
+    def _tier(
         self,
-        name: str,
+        facts: TierFacts,
         runner: Runner,
-        eager: torch.nn.Module | None,
         options: BuildOptions,
         example: Inputs,
-        parity: Parity | None,
-    ) -> ShapeRunner | None:
-        """What runs inputs of other sizes than the engine's; None where eager takes inputs of any size.
+        built: BuiltTier | None = None,
+    ) -> Tier:
+        """The tier of a runner: compared with eager, where there is one, and ready for inputs of other sizes.
 
         Raises:
             ParityError: not even the example's results are eager's.
         """
-        shapes, dims = self._setup.shapes, varying_dims(options, self._dims)
+        model = None if built is None else built.model
+        parity, shapes = None, None
+        if built is not None and runner.call is not model:
+            known = runner.package.parity if runner.package else None
+            parity = check_engine(
+                built.model,
+                runner.call,
+                example,
+                built.dims,
+                options.precision,
+                seeds=2,  # a build compares more
+                scoring=built.scoring,
+                known=known,
+            )
+        wanted, dims = self._setup.shapes, varying_dims(options, self._dims)
         if self._setup.batch > 1 and dims and not runner.static:  # an engine for ranges takes batches, too
-            common = (*shapes.common, *batch_shapes(self._adapter, example, self._setup.batch))
-            shapes = replace(shapes, common=common)
-        if runner.call is eager and shapes.policy != "bucket":
-            return None
-        fitted = ShapeRunner(
-            runner.call,
-            eager,
-            shapes,
-            self._dims,
-            example,
-            options.precision,
-            parity,
-            unpad=self._adapter.unpad,
-            dynamic_engine=options.engine == "eager" or bool(dims),
-            static=runner.static,
-        )
-        fitted.warm_up()
-        for note in fitted.notes:
-            self._say(f"tier {name}: {note}")
-        return fitted
+            common = (*wanted.common, *batch_shapes(self._adapter, example, self._setup.batch))
+            wanted = replace(wanted, common=common)
+        # Eager itself takes inputs of any size.
+        if runner.call is not model or wanted.policy == "bucket":
+            shapes = ShapeRunner(
+                runner.call,
+                model,
+                wanted,
+                self._dims,
+                example,
+                options.precision,
+                parity,
+                unpad=self._adapter.unpad,
+                dynamic_engine=options.engine == EAGER or bool(dims),
+                static=runner.static,
+            )
+            shapes.warm_up()
+            for note in shapes.notes:
+                self._say(f"tier {facts.name}: {note}")
+        return Tier(facts, runner, model, self._device, self._say, shapes)
 
     def _chosen(
         self, tier: BuiltTier, options: BuildOptions, facts: TierFacts
     ) -> tuple[BuildOptions, Identity]:
-        engines, identity = choice_of(replace(tier, dims=varying_dims(options, self._dims)), options)
+        """The options with the engine that auto has chosen, if it has, and what that engine's package is kept under."""
+        engines, identity = candidates_of(tier, options)
         self._cache.check_private()
         choice = self._cache.choice(identity)
         if choice is None or choice.engine not in {EAGER, *(engine.name for engine in engines)}:
             return options, identity
         facts.engine, facts.choice = choice.engine, choice.words
-        options = options.with_engine(choice.engine)
-        return options, (
-            identity if choice.engine == EAGER else identity_of(identity, ENGINES[choice.engine])
-        )
+        if choice.engine != EAGER:
+            identity = identity_of(identity, ENGINES[choice.engine])
+        return options.with_engine(choice.engine), identity
 
     def _runner(
         self, name: str, tier: BuiltTier, options: BuildOptions, identity: Identity | None
     ) -> Runner | None:
         """The engine, unchecked; None where it has to be compiled first."""
-        if options.engine == "eager" or (options.engine == "compile" and self._setup.compile):
+        if options.engine == EAGER or (options.engine == "compile" and self._setup.compile):
             return make_runner(tier, options)
         if engine := ENGINES.get(options.engine):
-            tier = replace(tier, dims=varying_dims(options, self._dims))
             engine.check(options, tier.dims, self._on)
             identity = identity or identify(tier, options, engine.version)
             path = self._cache.path(identity)
             self._cache.check_private()
             try:
                 if path.exists():
-                    manifest = check_package(path, identity)
+                    package = Package(path, identity.key, check_package(path, identity))
                     self._cache.used(path)
-                    return open_package(
-                        path,
-                        manifest,
-                        options,
-                        tier,
-                        package=identity.key,
-                        static=not identity.dynamic,
-                        known=Parity.read(manifest.parity),
-                    )
+                    return finished(package.runner(self._on), options, tier.example, self._on)
             except PackageError as error:
                 self._say(f"{error}; it is built anew")
                 self._remove(path)
@@ -315,3 +291,8 @@ class TierLoader:
             self._cache.remove(package)
         except ConfigError as error:
             self._say(str(error))
+
+
+def _hashes_of(runner: Runner) -> tuple[str, ...]:
+    identity = runner.package.identity if runner.package else None
+    return (identity.weights, identity.code) if identity else ()

@@ -50,7 +50,6 @@ class SortedWindow:
         return self.quantile(0.5) if self._ordered else math.nan
 
     def count_up_to(self, value: float) -> int:
-        """How many samples are not above `value`."""
         return bisect.bisect_right(self._ordered, value)
 
 

@@ -83,13 +83,11 @@ class CompileProcess:
         if not data:
             return None
         *lines, self._buffer = (self._buffer + data).split(b"\n")
-        try:
+        with contextlib.suppress(ValueError):
             messages = [json.loads(line) for line in lines]
-        except ValueError:
-            messages = [None]
-        if not all(isinstance(message, dict) for message in messages):
-            raise ProtocolError(f"the {self._name} process wrote {lines!r}: not JSON objects")
-        return messages
+            if all(isinstance(message, dict) for message in messages):
+                return messages
+        raise ProtocolError(f"the {self._name} process wrote {lines!r}: not JSON objects")
 
     def messages(self, timeout_s: float = math.inf) -> Iterator[dict[str, Any]]:
         """Its messages as they come, until it has ended; a `TimeoutError` if that takes longer."""
@@ -108,7 +106,6 @@ class CompileProcess:
 
     @property
     def ended(self) -> bool:
-        """Whether it has ended; does not wait."""
         return self._process.poll() is not None
 
     def death_reason(self, *, wait: bool = True) -> str:
@@ -122,11 +119,9 @@ class CompileProcess:
             return f"the {self._name} process has nothing more to say, but does not end"
         if code == 0:
             return ""
-        self._take_output()  # what it printed since, and that was its last words
-        reported = self._printed.decode(errors="replace").strip()
-        return f"the {self._name} process ended by {how_it_ended(code)}" + (
-            f"\n{reported}" if reported else ""
-        )
+        self._take_output()  # what it printed since
+        reported = self._printed.decode(errors="replace")
+        return f"the {self._name} process ended by {how_it_ended(code)}\n{reported}".strip()
 
     def hold(self, held: bool) -> None:
         """Stop it with all that it spawned for a while, or let it go on."""
@@ -161,17 +156,14 @@ class PackageBuilder:
     def __init__(
         self, setup: WorkerSetup, built: Callable[[str], None], warn: Callable[[str], None]
     ) -> None:
+        self._setup, self._built, self._warn = setup, built, warn
         self.progress = ""
-        self._setup = setup
-        self._built = built
-        self._warn = warn
-        self._tried: set[str] = set()
         self.process: CompileProcess | None = None
         self.killed: list[CompileProcess] = []
+        self._tried: set[str] = set()
         self._silent_since_s: float | None = None
-        self._held = False
+        self._held = self._has_warned = False
         self._count = 0
-        self._has_warned = False
 
     @property
     def news(self) -> int | None:
@@ -179,7 +171,6 @@ class PackageBuilder:
         return None if self.process is None or self._silent_since_s is not None else self.process.news
 
     def want(self, tiers: Iterable[str]) -> None:
-        """Compile these tiers, unless that was tried before or something is being compiled."""
         wanted = [tier for tier in tiers if tier not in self._tried]
         if not wanted or self.process is not None or not self._setup.compile_missing:
             return
@@ -197,14 +188,14 @@ class PackageBuilder:
             "packages": [setup.packages[number] for number in numbers],
         }
         self._tried |= set(wanted)
-        self._count = len(wanted)
-        self.progress = f"compiling 1 of {self._count}"
         try:
             self.process = CompileProcess(job, background=True)
-            self._held = self._has_warned = False
         except OSError as error:
-            self.progress = ""
             self._warn(f"packages of {', '.join(wanted)} cannot be compiled: {error}")
+            return
+        self._held = self._has_warned = False
+        self._count = len(wanted)
+        self.progress = f"compiling 1 of {self._count}"
 
     def hold(self, *, held: bool) -> None:
         """Let what compiles stand still while a worker is missing.
@@ -217,7 +208,9 @@ class PackageBuilder:
 
     def listen(self) -> None:
         """Take in the messages of the process; clean up when it has ended."""
-        self._reap()
+        for process in [process for process in self.killed if process.ended]:
+            self.killed.remove(process)
+            process.close()
         if self.process is None:
             return
         try:
@@ -227,9 +220,8 @@ class PackageBuilder:
             self.stop()
             return
         if messages is None:
-            now_s = time.monotonic()
-            self._silent_since_s = self._silent_since_s or now_s
-            if not self.process.ended and now_s - self._silent_since_s < _SILENT_S:
+            self._silent_since_s = self._silent_since_s or time.monotonic()
+            if not self.process.ended and time.monotonic() - self._silent_since_s < _SILENT_S:
                 return  # it is asked again: workers are looked after meanwhile
             reason = self.process.death_reason(wait=False)
             if reason and not self._has_warned:
@@ -252,13 +244,7 @@ class PackageBuilder:
             self.killed.append(self.process)
             self.process = self._silent_since_s = None
 
-    def _reap(self) -> None:
-        for process in [process for process in self.killed if process.ended]:
-            self.killed.remove(process)
-            process.close()
-
     def close(self) -> None:
-        """End what is running, and wait until it has ended."""
         self.stop()
         while self.killed:
             self.killed.pop().close()

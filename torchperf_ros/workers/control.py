@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import types
 from dataclasses import asdict, dataclass
-from typing import Any, Final, TypeAlias, Union, get_args, get_origin, get_type_hints
+from typing import Any, Final, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from torchperf_ros.api.errors import ProtocolError
 from torchperf_ros.workers.calibration import Batching, Calibration
@@ -215,6 +215,7 @@ def unpack_message(data: bytes, *kinds: type[Any]) -> Any:  # noqa: ANN401 - one
 
 
 _hints = functools.cache(get_type_hints)
+T = TypeVar("T")
 
 
 def _typed(kind: Any, value: Any, name: str) -> Any:  # noqa: ANN401, PLR0911 - a type, a JSON value
@@ -245,3 +246,9 @@ def _filled(kind: Any, value: dict[str, Any], name: str) -> Any:  # noqa: ANN401
         return kind(**{key: _typed(hints[key], entry, f"{name}.{key}") for key, entry in value.items()})
     except (KeyError, TypeError) as error:  # a field that it does not have, or one that is missing
         raise ProtocolError(f"{name} has the fields {', '.join(value)}: {error}") from error
+
+
+def from_json(kind: type[T], value: object) -> T:
+    """What `asdict` gave, and JSON has kept, as this dataclass; a `ProtocolError` names a field of another type."""
+    found: T = _typed(kind, value, kind.__name__)
+    return found

@@ -80,11 +80,9 @@ class PackageCache:
         return read_choice(path)
 
     def keep_choice(self, identity: Identity, choice: EngineChoice) -> None:
-        """Store a choice, at once."""
-        path = self.folder / f"{identity.key}{_CHOICE}"
-        part = path.with_name(f"{path.stem}.{os.getpid()}.part{_CHOICE}")
+        part = self.folder / f"{identity.key}.{os.getpid()}.part{_CHOICE}"
         part.write_text(choice.to_json(), encoding="utf-8")
-        part.rename(path)
+        part.rename(self.folder / f"{identity.key}{_CHOICE}")
 
     def used(self, package: Path) -> None:
         """Note that a package, or a choice, was taken, so that it is removed last."""
@@ -144,18 +142,15 @@ class PackageCache:
         """
         freed = 0
         for path in self.folder.glob("*.part.*"):
-            with contextlib.suppress(OSError):  # also: the lock is held
+            with contextlib.ExitStack() as held, contextlib.suppress(OSError):  # also: the lock is held
                 status = path.stat()
-                if path.suffix == _CHOICE:
-                    if time.time() - status.st_mtime < _A_MOMENT_S:
-                        continue
-                    path.unlink()
-                else:
-                    with (self.folder / f"package-{path.name[:2]}.lock").open(
-                        "w", encoding="utf-8"
-                    ) as lock:
-                        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                        path.unlink()
+                if path.suffix != _CHOICE:
+                    of_key = self.folder / f"package-{path.name[:2]}.lock"
+                    lock = held.enter_context(of_key.open("w", encoding="utf-8"))
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                elif time.time() - status.st_mtime < _A_MOMENT_S:
+                    continue
+                path.unlink()
                 freed += status.st_size
         return freed
 
@@ -220,16 +215,16 @@ def find_package(package: Path, folders: Iterable[str] | None) -> Path:
             f"package {package} is not there; parameter packages has to name a package, or be empty"
         ) from error
     if folders is not None and not any(path.is_relative_to(folder) for folder in folders):
-        msg = (
+        raise PackageError(
             f"package {path} is in none of the folders that packages are taken from ({', '.join(folders)});"
+            " move it there, or name its folder in the parameter package_dirs"
         )
-        raise PackageError(f"{msg} move it there, or name its folder in the parameter package_dirs")
     if why := exposed(path):
         raise PackageError(f"package {path} is not loaded, as it would run as native code: {why}")
     if is_exported_program(path):
-        msg = f"package {path} is an exported program, and loading one runs what its file says:"
         raise PackageError(
-            f"{msg} have the adapter build the model; `torchperf compile -o DIR` makes a package of it"
+            f"package {path} is an exported program, and loading one runs what its file says: have the"
+            " adapter build the model; `torchperf compile -o DIR` makes a package of it"
         )
     return path
 
@@ -294,11 +289,10 @@ def use_compiler_cache(cache_dir: str, limit_bytes: int) -> IO[str] | None:
     except OSError:
         return None
     if not os.environ.get(VARIABLE) and _size_bytes(folder) > limit_bytes:
-        try:
+        # Where another process compiles, the next one to start alone empties it.
+        with contextlib.suppress(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder, ignore_errors=True)
-        except BlockingIOError:  # another process compiles; the next one to start alone empties it
-            pass
     fcntl.flock(lock, fcntl.LOCK_SH)
     compile_in(folder)
     return lock

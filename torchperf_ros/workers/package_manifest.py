@@ -12,6 +12,7 @@ from typing import Any
 from torchperf_ros.api.errors import TorchperfError
 from torchperf_ros.settings.bounded_file import open_regular, read_bounded, sha256_of
 
+_LONGEST_WRITTEN = 60  # by people; hashes are longer
 FORMAT = 4  # 3: listed plain values among the outputs in another way
 
 
@@ -211,7 +212,6 @@ def is_exported_program(path: Path) -> bool:
 
 
 def file_sha256(path: Path) -> str:
-    """SHA-256 of a regular file, in hexadecimal."""
     with open_regular(path) as file:
         return sha256_of(file)
 
@@ -221,5 +221,4 @@ def _short(value: object, other: object) -> str:
     if isinstance(value, list) and isinstance(other, list):
         return ", ".join(str(item) for item in value if item not in other) or f"{len(value)} entries"
     text = str(value)
-    # hashes are longer than what people write
-    return text if len(text) <= 60 else f"{text[:12]}..."  # noqa: PLR2004
+    return text if len(text) <= _LONGEST_WRITTEN else f"{text[:12]}..."

@@ -33,6 +33,9 @@ class Kit(NamedTuple):
     setup: WorkerSetup
     number: int
 
+    def without_graphs(self) -> "Kit":
+        return self._replace(setup=replace(self.setup, without_graphs=True))
+
 
 class Renewal:
     """The rules by which a pool renews itself; the pool does what they say.
@@ -104,12 +107,10 @@ class Renewal:
     def without_graphs(self, generation: int) -> None:
         """A worker of this kit could not capture a CUDA graph: the next one with this kit does without."""
         with self._lock:
-            for kit in (self._trial, self.proven):
-                if kit is not None and kit.number == generation:
-                    without = Kit(replace(kit.setup, without_graphs=True), kit.number)
-                    self._trial = without if kit is self._trial else self._trial
-                    self.proven = without if kit is self.proven else self.proven
-                    return
+            if self._trial is not None and self._trial.number == generation:
+                self._trial = self._trial.without_graphs()
+            if self.proven.number == generation:
+                self.proven = self.proven.without_graphs()
 
     def kit(self, *, candidate: bool) -> Kit:
         """What a new worker gets.
@@ -120,12 +121,8 @@ class Renewal:
         cache is new.
         """
         with self._lock:
-            trial = self._trial
-            return (
-                trial
-                if trial is not None and (candidate or trial.setup == self.proven.setup)
-                else self.proven
-            )
+            proven, trial = self.proven, self._trial or self.proven
+            return trial if candidate or trial.setup == proven.setup else proven
 
     def wants_candidate(self, workers: Workers, now_ns: int) -> bool:
         return now_ns >= self._not_before_ns and _all_up(workers) and self.outdated(workers) is not None
@@ -143,7 +140,6 @@ class Renewal:
         return next(old, None)
 
     def has_settled(self, candidate: WorkerProcess, now_ns: int) -> bool:
-        """Whether a candidate has been ready for long enough to be relied on."""
         return (
             candidate.usable
             and candidate.ready_at_ns is not None
@@ -156,7 +152,6 @@ class Renewal:
         return unwanted or (_all_up(workers) and self.outdated(workers) is None)
 
     def took_a_place(self) -> None:
-        """A candidate serves in place of an older worker: its kit is proven."""
         with self._lock:
             if self._trial is not None:
                 self.proven = Kit(replace(self._trial.setup, swapped=None), self._trial.number)
@@ -254,12 +249,12 @@ class RollingUpdate:
             raise ConfigError(
                 f"package {package} was built for {was}; it cannot run as {wanted} of {stage}"
             )
-        if tiers.index(tier) not in setup.loaded:
+        number = tiers.index(tier)
+        if number not in setup.loaded:
             raise ConfigError(
                 f"tier {tier!r} of {stage} belongs to a scene that is not loaded; it can be swapped once"
                 " it is"
             )
-        number = tiers.index(tier)
         packages = (*setup.packages[:number], package, *setup.packages[number + 1 :])
         if not self.renewal.swap(replace(setup, packages=packages, swapped=number)):
             raise ConfigError(f"{stage} replaces its workers just now; try again later")
@@ -327,6 +322,5 @@ class RollingUpdate:
         self._tell(f"{'nothing is replaced' if ended else 'it is tried again'}: {reason}")
 
     def give_up(self, reason: str) -> None:
-        """Compile and replace nothing more."""
         self.builder.stop()
         self.renewal.give_up(reason)

@@ -26,9 +26,8 @@ from rich.progress import Progress
 from torchperf_ros.api.errors import ConfigError, TorchperfError
 from torchperf_ros.observe.runs.run_log import read_run
 from torchperf_ros.replay.batch.batch import plan_batch, replay_batch
-from torchperf_ros.replay.batch.batch_cluster import BatchOptions, open_cluster
 from torchperf_ros.replay.batch.batch_logs import BatchError, find_logs
-from torchperf_ros.replay.batch.batch_results import LogTask, replay_one
+from torchperf_ros.replay.batch.batch_tasks import BatchOptions, LogTask, open_cluster, replay_one
 from torchperf_ros.replay.replay_options import ReplayOptions
 
 from ..conftest import one_stage, write_drive
@@ -112,14 +111,13 @@ def replayed(tmp_path_factory):
     with dask.config.set(
         {"distributed.scheduler.allowed-failures": 1}
     ):  # a lost worker takes seconds to come back
-        drives.result = drives.replay()
+        drives.status = drives.replay()
     drives.report = drives.reported.getvalue()
     return drives
 
 
 def test_given_good_bad_and_lost_logs_when_replayed_then_every_good_one_has_its_result(replayed):
-    assert set(replayed.result.replayed) == {"monday", "tuesday", "wednesday"}
-    assert (replayed.result.kept, replayed.result.interrupted, replayed.result.status) == ((), False, 1)
+    assert replayed.status == 1
     run = read_run(replayed.out / "tuesday" / "run.parquet")
     assert run.frames["first"]["seq"].tolist() == list(range(20))
     summary = json.loads((replayed.out / "monday" / "summary.json").read_text(encoding="utf-8"))
@@ -127,10 +125,11 @@ def test_given_good_bad_and_lost_logs_when_replayed_then_every_good_one_has_its_
 
 
 def test_given_bad_and_lost_logs_when_replayed_then_only_what_may_go_well_is_tried_again(replayed):
-    assert set(replayed.result.failed) == {"friday", "thursday"}
-    assert str(replayed.logs / "friday.mcap") in replayed.result.failed["friday"]
+    failed = {row["name"]: row["reason"] for row in replayed.summary()["failed"]}
+    assert failed.keys() == {"friday", "thursday"}
+    assert str(replayed.logs / "friday.mcap") in failed["friday"]
     assert "friday: failed: " in replayed.report
-    assert "its worker was lost" in replayed.result.failed["thursday"]
+    assert "its worker was lost" in failed["thursday"]
     assert (replayed.notes / "lost").exists(), replayed.report
 
 
@@ -139,7 +138,6 @@ def test_given_many_logs_when_replayed_then_a_summary_says_what_came_of_each_and
 ):
     frames = {row["name"]: (row["stage"], row["frames"]) for row in replayed.summary()["rows"]}
     assert frames == {"monday": ("first", 10), "tuesday": ("first", 20), "wednesday": ("first", 10)}
-    assert {row["name"] for row in replayed.summary()["failed"]} == {"friday", "thursday"}
     assert "3 of 5 logs have results" in replayed.report
     page = (replayed.out / "report.html").read_text(encoding="utf-8")
     assert 'id="run2"' in page
@@ -173,13 +171,13 @@ def test_given_results_when_replayed_again_on_a_given_cluster_then_only_what_is_
 ):
     names = ("monday", "tuesday.mcap", "wednesday")
     paths = [replayed.logs / name for name in names]
-    assert replayed.replay(*paths).kept == ("monday", "tuesday", "wednesday")
+    assert replayed.replay(*paths) == 0
+    assert "3 of 3 logs are done already" in replayed.reported.getvalue()
 
     run_file = replayed.out / "monday" / "run.parquet"
     run_file.unlink()
-    result = replayed.replay(paths[0], paths[2], scheduler=scheduler)
-
-    assert (result.replayed, result.kept, result.status) == (("monday",), ("wednesday",), 0)
+    assert replayed.replay(paths[0], paths[2], scheduler=scheduler) == 0
+    assert "1 of 2 logs are done already" in replayed.reported.getvalue()
     assert read_run(run_file).frames["first"]["seq"].tolist() == list(range(10))
 
 
@@ -204,7 +202,7 @@ def test_given_a_task_whose_command_has_ended_when_it_looks_then_it_ends_too_and
 
 
 def test_given_no_cluster_at_the_address_then_the_error_names_it(tmp_path, monkeypatch):
-    monkeypatch.setattr("torchperf_ros.replay.batch.batch_cluster._CONNECT_S", 0.2)
+    monkeypatch.setattr("torchperf_ros.replay.batch.batch_tasks._CONNECT_S", 0.2)
     drives = Drives(tmp_path)
     with pytest.raises(BatchError, match="^--scheduler tcp://127.0.0.1:1: no scheduler answers there"):
         drives.replay(write_drive(drives.logs / "good"), scheduler="tcp://127.0.0.1:1")

@@ -15,9 +15,15 @@ from rich.progress import Progress
 from typer.testing import CliRunner
 
 from torchperf_ros.replay.batch.batch import plan_batch, replay_batch
-from torchperf_ros.replay.batch.batch_cluster import BatchOptions, default_parallel
 from torchperf_ros.replay.batch.batch_logs import BatchError, find_logs, is_batch
-from torchperf_ros.replay.batch.batch_results import KIND, owner_in, result_keys, sharing
+from torchperf_ros.replay.batch.batch_tasks import (
+    KIND,
+    BatchOptions,
+    default_parallel,
+    owner_in,
+    result_keys,
+    sharing,
+)
 from torchperf_ros.replay.logs.log_storage import LogError
 from torchperf_ros.replay.replay_options import ReplayOptions, read_config
 from torchperf_ros.tools.main import app
@@ -216,7 +222,7 @@ def test_given_a_fresh_interpreter_when_the_replay_of_many_is_imported_then_dask
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     loaded = set(done.stdout.split())
-    assert "torchperf_ros.replay.batch.batch_cluster" in loaded
+    assert "torchperf_ros.replay.batch.batch_tasks" in loaded
     assert loaded & {"dask", "distributed", "pyarrow", "torch", "rclpy"} == set()
 
 

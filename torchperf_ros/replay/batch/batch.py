@@ -9,22 +9,18 @@ import fcntl
 import functools
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import Progress
-from rich.table import Table
 
 from torchperf_ros.api.errors import TorchperfError
-from torchperf_ros.api.text import percent
-from torchperf_ros.replay.batch import batch_results as results
-from torchperf_ros.replay.batch.batch_cluster import BatchOptions, open_cluster, replay_on
+from torchperf_ros.api.text import console_table, percent
+from torchperf_ros.replay.batch import batch_tasks as results
 from torchperf_ros.replay.batch.batch_logs import BatchError, FoundLog, find_logs
+from torchperf_ros.replay.batch.batch_tasks import BatchOptions, open_cluster, replay_on
 from torchperf_ros.replay.replay_options import ReplayOptions, read_config
 from torchperf_ros.stage.health import too_many_superseded
 
@@ -32,18 +28,11 @@ _RUN: Final = ".run-"
 _MIB: Final = 1 << 20
 _PLAIN_WIDTH: Final = 120
 _MOST_ROWS: Final = 40
-
-
-@dataclass(frozen=True)
-class BatchResult:
-    """What became of many logs."""
-
-    replayed: tuple[str, ...]  # names of those that were replayed now
-    kept: tuple[str, ...]  # names of those that had results before
-    failed: Mapping[str, str]  # why the others have none, by name
-    interrupted: bool  # by the user
-    # the exit status: 0 if every log has its results and its answers, 2 if no log can be used, else 1
-    status: int
+# `notes`: how many things were wrong with a log and could be done without.
+_HEADS: Final = (
+    *("log", "stage", ">frames", ">missed", ">p50", ">p99", ">anomalies"),
+    *(">notes", ">took s", ">log s"),
+)
 
 
 def plan_batch(paths: Sequence[Path], options: ReplayOptions, batch: BatchOptions) -> Iterator[str]:
@@ -67,10 +56,12 @@ def plan_batch(paths: Sequence[Path], options: ReplayOptions, batch: BatchOption
 
 def replay_batch(
     paths: Sequence[Path], options: ReplayOptions, batch: BatchOptions, bars: Progress, shown: Console
-) -> BatchResult:
+) -> int:
     """Replay logs side by side.
 
     What is done is kept, what fails stops nothing. After Ctrl-C the next start goes on.
+
+    Returns the exit status: 0 if every log has its results and its answers, 2 if no log can be used, else 1.
 
     Progress and what fails go to the `bars`, on standard error, the table to `shown`. `options.output` is
     not used.
@@ -112,7 +103,10 @@ def replay_batch(
         if rows:
             if not shown.is_terminal:  # a file is as wide as it needs to be
                 shown.width = max(shown.width, _PLAIN_WIDTH)
-            shown.print(_table(rows))
+            shown.print("times in ms, the worst log first")
+            shown.print(console_table(_HEADS, _cells(rows[:_MOST_ROWS])))
+            if more := rows[_MOST_ROWS:]:
+                shown.print(f"{len(more):,} more rows in {results.SUMMARY_FILE}")
             try:
                 text += f"; {results.write_page(folder, rows, failed)}"
             except (TorchperfError, OSError) as error:
@@ -123,13 +117,9 @@ def replay_batch(
         if slow:
             text += f"; more than a tenth of the frames had no answer in {', '.join(slow)}"
         shown.print(text, highlight=False, markup=False, soft_wrap=True)
-    unusable = bool(failed) and not summaries and not interrupted
-    status = 1 if failed or slow or interrupted else 0
-    if unusable and all(how.lasting for how in failed.values()):
-        status = 2
-    replayed = tuple(log.name for log in ended if log not in failed)
-    reasons = {log.name: how.reason for log, how in failed.items()}
-    return BatchResult(replayed, tuple(kept), reasons, interrupted, status)
+    if failed and not summaries and not interrupted and all(how.lasting for how in failed.values()):
+        return 2
+    return 1 if failed or slow or interrupted else 0
 
 
 def _for_workers(options: ReplayOptions) -> ReplayOptions:
@@ -164,43 +154,24 @@ def _replay(
         done = f"{len(ended)} of {len(tasks)} logs"
         bars.update(bar, advance=max(1.0, log.size_bytes), description=done)
 
-    with open_cluster(batch, tasks[0].options.pace, len(tasks)) as cluster, bars:
-        replay_on(cluster, [dataclasses.replace(task, beside=cluster.beside) for task in tasks], note)
+    with open_cluster(batch, tasks[0].options.pace, len(tasks)) as (client, beside), bars:
+        replay_on(client, [dataclasses.replace(task, beside=beside) for task in tasks], note)
 
 
-def _table(rows: Sequence[dict[str, Any]]) -> Table:
-    """The first 40 rows of `summary_rows`.
-
-    The worst. `notes`: what was wrong with a log and could be done without.
-    """
-    table = Table(
-        title="times in ms, the worst log first", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1)
-    )
-    table.add_column("log", overflow="fold", min_width=20)
-    table.add_column("stage", no_wrap=True)
-    for name in ("frames", "missed", "p50", "p99", "anomalies", "notes", "took s", "log s"):
-        table.add_column(name, justify="right", no_wrap=True)
+def _cells(rows: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
+    """What the table shows of `summary_rows`; what is the log's stands in its first row."""
 
     def cell(value: float | None) -> str:
         return "-" if value is None else f"{value:,.1f}"
 
     before = ""
-    for row in rows[:_MOST_ROWS]:
-        first, before = row["name"] != before, row["name"]
-        of_log = [f"{row['troubles']:,}", cell(row["seconds"]), cell(row["log_s"])] if first else []
-        table.add_row(
-            escape(row["name"]) if first else "",
-            escape(row["stage"]),
-            f"{row['frames']:,}",
-            "-" if row["miss_ratio"] is None else percent(row["miss_ratio"], 2),
-            cell(row["p50_ms"]),
-            cell(row["p99_ms"]),
-            f"{row['anomalies']:,}",
-            *of_log,
-        )
-    if len(rows) > _MOST_ROWS:
-        table.caption = f"{len(rows) - _MOST_ROWS:,} more rows in summary.json"
-    return table
+    for row in rows:
+        missed = "-" if row["miss_ratio"] is None else percent(row["miss_ratio"], 2)
+        of_log = [row["name"], f"{row['troubles']:,}", cell(row["seconds"]), cell(row["log_s"])]
+        name, *own = of_log if row["name"] != before else [""] * len(of_log)
+        before = row["name"]
+        figures = [missed, cell(row["p50_ms"]), cell(row["p99_ms"]), f"{row['anomalies']:,}"]
+        yield [name, row["stage"], f"{row['frames']:,}", *figures, *own]
 
 
 @contextlib.contextmanager

@@ -26,8 +26,6 @@ class BatchError(TorchperfError):
 
 @dataclass(frozen=True)
 class FoundLog:
-    """A log to replay."""
-
     path: Path  # what a `LogReader` takes; absolute
     name: str  # of its folder of results; unique
     files: tuple[Path, ...]  # those that it consists of

@@ -151,7 +151,6 @@ class GoldenFixture:
     """Compares with the golden outputs of a test, in the folder `golden` beside its file."""
 
     def __init__(self, request: pytest.FixtureRequest, rules: Rules) -> None:
-        """Take what pytest knows of the test, and the rules that count instead of the built-in ones."""
         self._request = request
         self._file = Path(str(request.module.__file__))
         self._rules = rules

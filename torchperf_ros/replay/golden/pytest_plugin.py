@@ -25,7 +25,6 @@ REFRESHED: Final = "golden_refreshed"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the plugin's options."""
     group = parser.getgroup("torchperf", "replays of field logs (torchperf_ros)")
     group.addoption(
         "--fieldlogs",
@@ -95,7 +94,6 @@ def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str]
 
 
 def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
-    """Say which golden files were written."""
     for report in [report for reports in terminalreporter.stats.values() for report in reports]:
         if getattr(report, "when", "") == "call":
             for name, text in report.user_properties:

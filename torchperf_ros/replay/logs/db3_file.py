@@ -81,7 +81,6 @@ class Db3File:
             )
 
     def parts(self, channels: Collection[Channel], start_ns: float, end_ns: float) -> Iterator[Part]:
-        """What has to be read for these channels and this time range, `start_ns <= t_ns < end_ns`."""
         wanted = {number: channel for number, channel in self._channels.items() if channel in channels}
         if wanted:
             yield max(start_ns, self.start_ns), partial(self._read, wanted, start_ns, end_ns)

@@ -1,10 +1,7 @@
 """Which files belong to a log, and of what kind they are."""
 
-import errno
 from pathlib import Path, PurePath
 from typing import Any, Final
-
-import zstandard
 
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.replay.logs.chunked_files import MCAP_MAGIC, ROS1_MAGIC, ZSTD_MAGIC
@@ -21,7 +18,6 @@ _KINDS: Final = {
 }
 SUFFIXES: Final = (".mcap", ".db3", ".bag", ".mcap.zstd", ".db3.zstd", ".bag.active")
 _METADATA: Final = "metadata.yaml"
-_BLOCK_BYTES: Final = 1 << 17  # of zstd; what is damaged costs what is unpacked at once with it
 
 
 def log_files(path: Path, notes: LogNotes) -> list[Path]:
@@ -128,35 +124,3 @@ def kind_of(path: Path, name: Path) -> str:
         known = "a rosbag2 folder, an .mcap or .db3 file, or a ROS 1 .bag of version 2.0"
         msg = f"log {name}: is no log; it has to be {known}"
     raise LogError(msg)
-
-
-def unpacked_file(path: Path, folder: Path, notes: LogNotes) -> Path:
-    """A file that was compressed as a whole, unpacked into a folder, as far as it goes.
-
-    Raises:
-        LogError: nothing of it can be unpacked, or the folder cannot take it.
-        OSError: it cannot be read.
-    """
-    target = folder / path.stem
-    with path.open("rb") as packed, target.open("wb") as raw:
-        try:
-            with zstandard.ZstdDecompressor().stream_reader(
-                packed, read_across_frames=True, closefd=False
-            ) as reader:
-                while block := reader.read1(_BLOCK_BYTES):
-                    raw.write(block)
-        except zstandard.ZstdError as error:
-            if not raw.tell():
-                raise LogError(
-                    f"log {path}: nothing of it can be unpacked: it is damaged ({error})"
-                ) from error
-            why = f"is damaged after {raw.tell():,} unpacked bytes ({error}); what comes before is read"
-            notes.lost(path, packed.tell(), why)
-        except OSError as error:
-            if error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
-                raise
-            raise LogError(
-                f"log {path}: cannot be unpacked into {folder}: {error.strerror}; TMPDIR names another"
-                " folder"
-            ) from error
-    return target

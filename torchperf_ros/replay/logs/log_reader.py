@@ -3,13 +3,12 @@
 import contextlib
 import errno
 import heapq
-import itertools
 import math
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -17,7 +16,7 @@ from torchperf_ros.api.errors import TorchperfError, UnknownMessageType
 from torchperf_ros.api.text import listed
 from torchperf_ros.replay.logs.chunked_files import ChunkedFile, McapFile, Ros1Bag, unpacked_message
 from torchperf_ros.replay.logs.db3_file import Db3File
-from torchperf_ros.replay.logs.log_folder import kind_of, log_files, metadata_counts, unpacked_file
+from torchperf_ros.replay.logs.log_folder import kind_of, log_files, metadata_counts
 from torchperf_ros.replay.logs.log_storage import (
     Channel,
     LogError,
@@ -27,14 +26,11 @@ from torchperf_ros.replay.logs.log_storage import (
     RawMessage,
 )
 from torchperf_ros.replay.logs.log_types import LogType
+from torchperf_ros.replay.logs.salvage import DAY_NS, is_odd, set_aside, unpacked_file
 
 __all__ = ["LogError", "LogFindings", "LogMessage", "LogReader", "LogTopic"]
 
 _ENCODINGS: Final = ("cdr", "ros1")
-_FAR_NS: Final = 86_400 * 1_000_000_000
-_FEW: Final = 10  # messages; or a hundredth of the log
-# ROS counts time in signed 64 bit.
-_LATEST_NS: Final = (1 << 63) - 1
 _Entry = tuple[float, RawMessage | None]
 _STORAGES: Final[Mapping[str, type[ChunkedFile | Db3File]]] = {
     ".mcap": McapFile,
@@ -44,8 +40,6 @@ _STORAGES: Final[Mapping[str, type[ChunkedFile | Db3File]]] = {
 
 
 class LogMessage(NamedTuple):
-    """One message of a log."""
-
     topic: str  # where it was published
     type_name: str  # for example `sensor_msgs/msg/Image`
     data: bytes  # CDR bytes; those of a ROS 1 log converted
@@ -54,8 +48,6 @@ class LogMessage(NamedTuple):
 
 @dataclass(frozen=True)
 class LogTopic:
-    """A topic of a log."""
-
     name: str  # for example `/tf_static`
     # as `tf2_msgs/msg/TFMessage`; of two types, that of most messages, and each message says its own
     type_name: str
@@ -96,8 +88,14 @@ class LogReader(contextlib.AbstractContextManager["LogReader"]):
         self._counts = {
             channel: count for storage in self._storages for channel, count in storage.counts.items()
         }
-        with self._guarded():
-            self._set_aside()
+        if is_odd(self.start_ns, self.end_ns):
+            with self._guarded():
+                found = (span for storage in self._storages for span in storage.spans(DAY_NS))
+                self.start_ns, self.end_ns, aside = set_aside(path, found, self._notes)
+            for span in aside:
+                for channel in span.channels:  # which of several it is of is not known
+                    known = len(span.channels) == 1
+                    self._counts[channel] = self._counts[channel] - span.messages if known else -1
         self.topics = self._summed()
         self._compare_metadata()
         self.count = _sum([topic.count for topic in self.topics.values()])
@@ -191,50 +189,6 @@ class LogReader(contextlib.AbstractContextManager["LogReader"]):
             self._notes.note(
                 f"log {self.path}: its metadata says that it has messages on {listed(differing)}"
             )
-
-    def _set_aside(self) -> None:
-        """Leave out messages whose receipt is far from that of all others.
-
-        A clock that was not set yet, or damage.
-
-        One such time would make the log last for years. They are few; many are a stretch of the log like
-        any other.
-        """
-        if self.end_ns - self.start_ns <= _FAR_NS and self.end_ns <= _LATEST_NS:
-            return
-        found = (span for storage in self._storages for span in storage.spans(_FAR_NS) if span.messages)
-        spans = sorted(found, key=attrgetter("start_ns"))
-        reached_ns = list(itertools.accumulate((span.end_ns for span in spans), max))
-        cuts = [at for at in range(1, len(spans)) if spans[at].start_ns - reached_ns[at - 1] > _FAR_NS]
-        groups = [spans[begin:end] for begin, end in itertools.pairwise([0, *cuts, len(spans)])]
-        sizes = [sum(span.messages for span in group) for group in groups]
-        few = max(_FEW, sum(sizes) // 100)
-        possible = [
-            size if group[-1].end_ns <= _LATEST_NS else 0 for group, size in zip(groups, sizes, strict=True)
-        ]
-        if not any(possible):
-            raise LogError(
-                f"log {self.path}: no message has a receipt time below 2^63 ns; it cannot be put in order"
-            )
-        largest = max(range(len(groups)), key=lambda number: (possible[number], number))
-        kept = [number for number, size in enumerate(possible) if size > few or number == largest]
-        aside = [number for number in range(len(groups)) if not kept[0] <= number <= kept[-1]]
-        for number in aside:
-            first = groups[number][0]
-            topics = listed(sorted({channel.topic for span in groups[number] for channel in span.channels}))
-            messages = "1 message" if sizes[number] == 1 else f"{sizes[number]:,} messages"
-            what = (
-                f"{messages} on {topics}, received at {first.start_ns} ns, more than a day from all others"
-            )
-            self._notes.note(f"log {self.path}: {what}: set aside")
-            self.findings.set_aside += sizes[number]
-            for span in groups[number]:
-                for channel in span.channels:  # which of several it is of is not known
-                    self._counts[channel] = (
-                        self._counts[channel] - span.messages if len(span.channels) == 1 else -1
-                    )
-        self.start_ns = groups[kept[0]][0].start_ns
-        self.end_ns = max(span.end_ns for number in range(kept[0], kept[-1] + 1) for span in groups[number])
 
     # rosbags builds these dataclasses at run time
     def decode(self, message: LogMessage) -> Any:  # noqa: ANN401

@@ -70,6 +70,17 @@ class Span(NamedTuple):
     channels: frozenset[Channel]
 
 
+@dataclass(frozen=True)
+class Chunk:
+    offset: int  # of its record in the file, in bytes
+    end: int  # likewise; that of the file if the file breaks off before
+    start_ns: int = 0  # of its messages
+    end_ns: int = 0
+    numbers: frozenset[int] = frozenset()  # of the channels that have messages in it
+    count: int = 0  # of its messages
+    loose: bool = False  # True for messages outside of a chunk
+
+
 # What is read at once: from which time in ns on it has messages, and what reads them in order.
 Part = tuple[float, Callable[[], Iterator[RawMessage]]]
 
@@ -92,14 +103,12 @@ class LogNotes:
     """Counts what is wrong with a log, and notes it once, however often the log is read."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
-        """Start without notes; `say` is given each in one line."""
         self.findings = LogFindings()
         self._say = say
         self._noted: set[str] = set()
         self._lost: dict[Path, set[object]] = {}
 
     def note(self, text: str) -> None:
-        """Say something, once."""
         if text not in self._noted:
             self._noted.add(text)
             self._say(text)

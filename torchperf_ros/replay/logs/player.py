@@ -158,11 +158,9 @@ class Pace:
 
     @property
     def paused(self) -> bool:
-        """Whether the log's time stands still; what is due meanwhile has to wait."""
         return self._paused_ns is not None
 
     def pause(self, now_ns: int) -> None:
-        """Let the log's time stand still from now on."""
         if self._paused_ns is None:
             self._paused_ns = now_ns
 
@@ -174,15 +172,12 @@ class Pace:
 
 @dataclass
 class Tally:
-    """What a player has done."""
-
     played: int = 0  # messages
     late: int = 0  # those of them that went out more than 5 ms after they were due
     worst_late_ms: float = 0.0  # by how much the latest one was
     rounds: int = 0  # how often the log was begun
 
     def add(self, late_ns: int) -> None:
-        """Count a message that went out so long after it was due."""
         self.played += 1
         self.late += late_ns > _LATE_NS
         self.worst_late_ms = max(self.worst_late_ms, late_ns / NS_PER_MS)
@@ -226,7 +221,6 @@ class Player:
         self._ended = False
 
     def pause(self) -> None:
-        """Let the log's time stand still."""
         with self._news():
             self._pace.pause(self._clock())
 
@@ -238,7 +232,6 @@ class Player:
         (self.resume if self.paused else self.pause)()
 
     def end(self) -> None:
-        """Have `play` return."""
         with self._news():
             self._ended = True
 
@@ -250,7 +243,6 @@ class Player:
 
     @property
     def paused(self) -> bool:
-        """Whether the log's time stands still."""
         return self._pace.paused
 
     @property

@@ -94,8 +94,6 @@ class RunTimes:
 
 @dataclass(frozen=True)
 class StageTimes:
-    """What the runs of one stage take."""
-
     tiers: Sequence[TierTimes]  # by index, one for each of the stage's
     known: Mapping[int, RunTimes] = field(default_factory=dict)  # frames of the log by stamp in ns
     seed: int = 0  # of what is drawn

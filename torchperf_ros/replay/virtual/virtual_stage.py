@@ -64,12 +64,10 @@ class VirtualPace(ReplayPace):
         self._pools = [_Pool(times[stage:], self._clock, stage, kept) for stage in range(len(times))]
 
     def machinery(self, stage: int) -> StageMachinery:
-        """Stand-ins for the stage's threads, processes and clock."""
         pool = self._pools[stage]
         return StageMachinery(self._clock, lambda: pool, pool.opened)
 
     def now(self) -> int:
-        """The clock."""
         return self._clock()
 
     def reach(self, t_ns: int, stages: ReplayStages, record: ReplayRecord) -> None:

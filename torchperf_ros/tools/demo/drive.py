@@ -72,16 +72,12 @@ class DriveOptions:
     cameras: int = 1  # several: streams of one stage, with faults in the first
     seconds: float = 20.0
     sabotage: bool = False
-    engine: str | None = None  # None: packages that are on this machine, else eager
     tui: bool = True  # whether the terminal shows the live view
-    metrics_port: int = 0
     json_file: Path | None = None
     svg_file: Path | None = None
 
 
 class DemoDrive:
-    """One drive, from the first process to the verdict."""
-
     def __init__(self, options: DriveOptions, console: Console) -> None:
         """Look at the log, if there is one; raises `LogError` where the log cannot be played."""
         self._options = options
@@ -244,7 +240,6 @@ class FaultGate:
 
 
 def drive_picture(state: DriveState, width: int, height: int) -> RenderableType:
-    """The whole view, to fill a terminal of this size."""
     words = (
         f"{state.elapsed_s:.1f} of {state.seconds:.0f} s "
         if state.phase == "driving"
@@ -292,12 +287,9 @@ def drive_parameters(options: DriveOptions, image_type: str, folder: Path) -> di
             if stage == "perception" and options.cameras > 1:
                 own["only"] = CAMERAS[0]
             adapter = "torchperf_ros.models.sabotage:SabotagedAdapter"
-        stages[stage] = {"adapter": adapter, "options": json.dumps(own), "engine": options.engine or AUTO}
-    values = {
-        "autostart": True,
-        "metrics_port": options.metrics_port,
-        "compile_missing": options.engine is not None,
-    }
+        stages[stage] = {"adapter": adapter, "options": json.dumps(own), "engine": AUTO}
+    # Packages that are on this machine serve, else eager.
+    values = {"autostart": True, "metrics_port": 0, "compile_missing": False}
     if options.cameras > 1:
         stages["perception"]["streams"] = list(CAMERAS[: options.cameras])
         stages["planning"]["topics"] = [f"detections:={CAMERAS[0]}/detections"]

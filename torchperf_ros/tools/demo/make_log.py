@@ -80,8 +80,6 @@ class LogFault(NamedTuple):
 
 @dataclass(frozen=True)
 class DriveLog:
-    """A drive to be played or written."""
-
     seconds: float = 10.0  # how long
     rate_hz: float = 30.0  # images per second; odometry comes at 30 Hz
     width: int = 1280  # of the images, in pixels

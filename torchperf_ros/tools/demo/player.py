@@ -106,7 +106,6 @@ def _run(log: LogReader | None, seconds: float, cameras: int) -> None:
 
 
 def main() -> int:
-    """Entry of the process; returns its exit status."""
     log_path, seconds, cameras = json.loads(sys.argv[1])
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

@@ -6,17 +6,16 @@ A table of the stages, one of the sabotage, and an exit status.
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.padding import Padding
 from rich.text import Text
 
 from torchperf_ros.api.outcome import Outcome
-from torchperf_ros.api.text import percent
+from torchperf_ros.api.text import console_table, percent
 from torchperf_ros.observe.telemetry.node_state import NodeState, SeenFrame, StageState
 from torchperf_ros.observe.top.view import DASH, short
 
@@ -81,7 +80,6 @@ class DriveState(NodeState):
     """The node, its player and its saboteurs: everything that the view and the verdict are made of."""
 
     def __init__(self, title: str, seconds: float) -> None:
-        """Know nothing yet but what is to be driven."""
         super().__init__("/perf")
         self.title, self.seconds = title, seconds  # what is driven, and how long it is to last
         self.sabotaged, self.cameras = False, 1
@@ -209,10 +207,9 @@ def _short_of(stage: StageState, needed: Shares) -> list[str]:
 
 
 def summary(state: DriveState, result: DriveResult) -> RenderableType:
-    """The end of a drive in words and tables."""
-    parts: list[RenderableType] = [_stage_table(state)]
+    parts: list[RenderableType] = [*_stage_table(state)]
     if state.injections:
-        parts.append(_sabotage_table(state))
+        parts += _sabotage_table(state)
     parts += [Text(f"  note  {note}", style="dim") for note in result.notes]
     if result.status == TOO_BUSY:
         parts += [Text(f"  note  {text}", style="dim") for text in result.short]
@@ -274,46 +271,35 @@ def _answered(stage: StageState) -> int:
     return stage.records if counted is None else counted
 
 
-def _stage_table(state: DriveState) -> Table:
-    heads = "frames", "dropped", "answered", "on time", "p50", "p99", "latest", "restarts"
-    table = _table(f"{state.title}, {state.elapsed_s:.1f} s", "stage", *heads)
+def _stage_table(state: DriveState) -> Iterator[RenderableType]:
+    rows = []
     for stage in state.stages.values():
+        counts = stage.count("frames"), stage.dropped, _answered(stage), stage.count("restarts")
+        frames, dropped, answered, restarts = (DASH if count is None else f"{count:,}" for count in counts)
         on_time = f"{stage.on_time_share:.1%}" if math.isfinite(stage.on_time_share) else DASH
-        frames, dropped, answered, restarts = (
-            DASH if count is None else f"{count:,}"
-            for count in (stage.count("frames"), stage.dropped, _answered(stage), stage.count("restarts"))
-        )
         p50, p99 = short(stage.number("p50_ms")), short(stage.number("p99_ms"))
-        table.add_row(
-            stage.name, frames, dropped, answered, on_time, p50, p99, _lateness(stage.worst_ms), restarts
-        )
-    table.caption = " in ms: p50, p99, and latest, past the deadline; dropped: a newer one came first"
-    return table
+        latest = _lateness(stage.worst_ms)
+        rows.append([stage.name, frames, dropped, answered, on_time, p50, p99, latest, restarts])
+    yield Text(f" {state.title}, {state.elapsed_s:.1f} s", style="bold")
+    heads = ">frames", ">dropped", ">answered", ">on time", ">p50", ">p99", ">latest", ">restarts"
+    yield Padding(console_table(("stage", *heads), rows), (0, 0, 0, 1))
+    yield Text(
+        " in ms: p50, p99, and latest, past the deadline; dropped: a newer one came first", style="dim"
+    )
 
 
-def _sabotage_table(state: DriveState) -> Table:
-    title = "sabotage: what was injected, and how the frames that it hit were answered"
-    table = _table(title, "fault", "times", "latest")
-    table.add_column("answered", ratio=1)
+def _sabotage_table(state: DriveState) -> Iterator[RenderableType]:
+    rows = []
     for kind in dict.fromkeys(hit.kind for hit in state.injections):
         hits = [hit for hit in state.injections if hit.kind == kind]
         records = [hit.record for hit in hits if hit.record is not None]
         late_ms = [record.lateness_ms for record in records if record.outcome is not Outcome.STARTING]
         words = [f"{count} {answer}" for answer, count in Counter(hit.answer for hit in hits).most_common()]
-        table.add_row(kind, str(len(hits)), _lateness(max(late_ms, default=math.nan)), ", ".join(words))
-    return table
-
-
-def _table(title: str, first: str, *numbers: str) -> Table:
-    table = Table(
-        box=SIMPLE_HEAD, title=f" {title}", title_justify="left", caption_justify="left", expand=True
-    )
-    table.padding = (0, 0, 0, 1)
-    table.title_style, table.caption_style = "bold", "dim"
-    table.add_column(first, no_wrap=True)
-    for name in numbers:
-        table.add_column(name, justify="right", no_wrap=True)
-    return table
+        rows.append([kind, str(len(hits)), _lateness(max(late_ms, default=math.nan)), ", ".join(words)])
+    title = "sabotage: what was injected, and how the frames that it hit were answered"
+    yield Text(f" {title}", style="bold")
+    heads = ("fault", ">times", ">latest", "answered")
+    yield Padding(console_table(heads, rows), (0, 0, 0, 1))
 
 
 def _lateness(ms: float) -> str:

@@ -297,7 +297,6 @@ def parse_break(text: str) -> tuple[str, bool, SourceFrame]:
 
 
 def new_break(reason: str, frame: SourceFrame, input_set: int) -> GraphBreak:
-    """The first break at a line."""
     line = read_line(frame.file, frame.line)
     code = re.sub(r":?(\s+#.*)?$", "", line.text)
     underline = frame.underline[: len(code)] or "^" * len(code)

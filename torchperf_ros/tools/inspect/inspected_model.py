@@ -38,18 +38,13 @@ class InspectedModel(NamedTuple):
 
 
 def load_model(
-    target: str,
-    tier: str,
-    options: dict[str, Any],
-    inputs: list[str],
-    also: list[str],
-    device: torch.device,
+    target: str, tier: str, options: dict[str, Any], inputs: list[str], device: torch.device
 ) -> InspectedModel:
     """Import `module:name` or `file.py:name` and make its inputs.
 
-    It is an `Adapter` class, a module (class, instance or factory without arguments), or a function. Of
-    others than adapters, `inputs` are a text like `1x3x224x224:float32` for each argument; `also` are
-    further input sets, each a text with the sizes of all arguments, separated by spaces.
+    It is an `Adapter` class, a module (class, instance or factory without arguments), or a function. Each of
+    the `inputs` is a text with a size for each argument, like `1x3x224x224:float32 8:int64`. The first is the
+    usual one; an adapter brings its own.
 
     Raises:
         InspectError: what is asked for is not there, or cannot be made.
@@ -60,22 +55,17 @@ def load_model(
         found = _find(target)
         if isinstance(found, type) and issubclass(found, Adapter):
             what += f", tier {tier!r}, options {options}"
-            return _adapter_model(f"{target} ({tier})", found(options, device), tier, inputs, also, device)
+            return _adapter_model(f"{target} ({tier})", found(options, device), tier, inputs, device)
         call = _callable(found)
     except InspectError:
         raise
-    except (
-        Exception,
-        SystemExit,
-    ) as error:  # the user's code runs here: its error is why it cannot be loaded
+    except (Exception, SystemExit) as error:  # the user's code: its error is why it cannot be loaded
         raise InspectError(f"{what}: {type(error).__name__}: {error}") from error
     if not inputs:
-        raise InspectError(
-            f"{target} needs its inputs: --input once for each argument, for example --input"
-            " 1x3x224x224:float32"
-        )
-    example = tuple(_make(spec, None, device) for spec in inputs)
-    sets = (example, *(_also(text, example, device) for text in also))
+        example = "--input 1x3x224x224:float32, or --input '8x3 8:int64' for two arguments"
+        raise InspectError(f"{target} needs its inputs: for example {example}")
+    usual = tuple(_make(spec, None, device) for spec in inputs[0].split())
+    sets = (usual, *(_like(text, usual, device) for text in inputs[1:]))
     return InspectedModel(
         target, call.eval().to(device) if isinstance(call, torch.nn.Module) else call, sets
     )
@@ -133,26 +123,21 @@ def _callable(found: Any) -> Callable[..., Any]:  # noqa: ANN401
 
 
 def _adapter_model(
-    name: str, adapter: Adapter, tier: str, inputs: list[str], also: list[str], device: torch.device
+    name: str, adapter: Adapter, tier: str, inputs: list[str], device: torch.device
 ) -> InspectedModel:
-    if inputs:
-        raise InspectError(
-            f"--input {inputs[0]}: an adapter brings its own example inputs; give other sizes by --also"
-        )
     model, example = build_model(adapter, tier).to(device), adapter.example_inputs(tier)
     *others, usual = BuiltTier(model, example, adapter.dynamic_dims(), device).inputs_by_size()
-    different: dict[str, Inputs] = {}
-    for one in (usual, *others, *(_also(text, example, device) for text in also)):
-        different.setdefault(shapes_text(one), one)
-    return InspectedModel(name, model, tuple(different.values()))
+    sets = (usual, *others, *(_like(text, example, device) for text in inputs))
+    different = {shapes_text(one): one for one in reversed(sets)}
+    return InspectedModel(name, model, tuple(reversed(different.values())))
 
 
-def _also(text: str, example: Inputs, device: torch.device) -> Inputs:
+def _like(text: str, example: Inputs, device: torch.device) -> Inputs:
     specs = text.split()
     if len(specs) != len(example):
         raise InspectError(
-            f"--also {text!r} has {len(specs)} sizes, the model takes {len(example)} inputs:"
-            f" for example --also {shapes_text(example)!r}"
+            f"--input {text!r} has {len(specs)} sizes, the model takes {len(example)} inputs:"
+            f" for example --input {shapes_text(example)!r}"
         )
     return tuple(_make(spec, like, device) for spec, like in zip(specs, example, strict=True))
 

@@ -1,24 +1,30 @@
-"""One inspection.
+"""One inspection: a model runs under torch.compile with each of its inputs, and the compiler's messages are kept.
 
-A model runs under torch.compile with each of its inputs, and the compiler's messages are kept.
+`show` prints it, `as_json` is for machines.
 """
 
 import contextlib
 import io
 import json
 import logging
+import os
 import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import torch
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
 
-from torchperf_ros.engines.quantisation import quiet_log
+from torchperf_ros.api.text import console_table
+from torchperf_ros.engines.model_transforms import quiet_log
 from torchperf_ros.tools.inspect import graph_breaks
-from torchperf_ros.tools.inspect.graph_breaks import GraphBreak
+from torchperf_ros.tools.inspect.graph_breaks import GraphBreak, SourceLine
 from torchperf_ros.tools.inspect.inspected_model import InspectedModel, InspectError, shapes_text
 
 # of the compiled model: what changes with each run is compiled 8 times before the compiler gives up
@@ -28,11 +34,15 @@ _CALLS = ("call_function", "call_method", "call_module")
 _TRACE = logging.getLogger("torch.__trace")  # what TORCH_TRACE writes to a file
 _BREAKS_LOG = logging.getLogger("torch._dynamo.symbolic_convert.__graph_breaks")
 _NOWHERE = logging.NullHandler()
+_MOST_GUARDS_SHOWN = 2
 
 
 _PLACE = re.compile(r"#\s*(?P<text>[^#]*?)\s*#\s*(?P<file>\S+?):(?P<line>\d+) in \w+")
 _ADVICE = {
-    "size": "Happens once for each dimension that varies.",
+    "size": (
+        "Happens once for each dimension that varies; torch.compile(dynamic=True) may compile for all sizes"
+        " at once."
+    ),
     "unrolled": (
         "The size is built into the graph, as by a Python loop over that dimension: each size is compiled"
         " anew. Work on the whole tensor instead."
@@ -65,7 +75,10 @@ class Recompilation:
     kind: str
     guard: str
     source: str
-    advice: str
+
+    @property
+    def advice(self) -> str:
+        return _ADVICE[self.kind]
 
 
 def explain_recompilations(
@@ -92,7 +105,7 @@ def explain_recompilations(
             # a size that the compiler could leave open fails once; one that it built in, each time
             kind = "unrolled"
         name = graph_breaks.readable_function(function[0])
-        found.append(Recompilation(name, *function[1:], input_set, kind, guard, source, _ADVICE[kind]))
+        found.append(Recompilation(name, *function[1:], input_set, kind, guard, source))
     return found
 
 
@@ -138,8 +151,8 @@ class Inspection(logging.Handler):
         failure: what the compiled model raised where the eager one did not; empty if it ran.
     """
 
-    def __init__(self, model: InspectedModel, device: torch.device, *, dynamic: bool | None = None) -> None:
-        """Forget what was compiled before. `dynamic` is torch.compile's."""
+    def __init__(self, model: InspectedModel, device: torch.device) -> None:
+        """Forget what was compiled before."""
         super().__init__()  # of the log handler
         self.target, self.device = model.name, device
         self.inputs = [shapes_text(inputs) for inputs in model.input_sets]
@@ -148,7 +161,7 @@ class Inspection(logging.Handler):
         self.recompilations: list[Recompilation] = []
         self.failure = ""
         torch.compiler.reset()
-        self._model, self._compiled = model, torch.compile(model.call, backend=self._keep, dynamic=dynamic)
+        self._model, self._compiled = model, torch.compile(model.call, backend=self._keep)
         self._functions: dict[str, tuple[str, str, int]] = {}  # by the first number of a compile id
         self._recompile_reasons: list[tuple[str, int, str]] = []
         self._input_set = 0
@@ -189,7 +202,7 @@ class Inspection(logging.Handler):
                 try:
                     progress(f"running eagerly: {which}")
                     for _ in range(2):  # an error of the second run is the model's, not the compiler's
-                        self._call(self._model.call, index)
+                        self.call(self._model.call, index)
                 except Exception as error:
                     msg = f"{self.target} does not run on the inputs {shapes}, even without the compiler: "
                     raise InspectError(f"{msg}{type(error).__name__}: {error}") from error
@@ -198,9 +211,6 @@ class Inspection(logging.Handler):
                     self.failure = self._compile(index)
         torch.compiler.reset()
         self.recompilations = explain_recompilations(self._recompile_reasons, self._function)
-        if any(found.kind == "size" for found in self.recompilations):
-            progress("capturing again with dynamic=True")
-            self._try_dynamic()
 
     def _function(self, compile_id: str) -> tuple[str, str, int]:
         return self._functions.get(compile_id.partition("/")[0], ("?", "<unknown>", 0))
@@ -208,29 +218,11 @@ class Inspection(logging.Handler):
     def _compile(self, index: int) -> str:
         try:
             for _ in range(_RUNS):
-                self._call(self._compiled, index)
+                self.call(self._compiled, index)
         except Exception as error:
             first = re.sub(r"\s+", " ", str(error).partition("\n\n")[0])
             return f"compiled, it raises {type(error).__name__}: {first}"
         return ""
-
-    def _try_dynamic(self) -> None:
-        """Compile with dynamic=True, and add to the advice on sizes whether that avoids their compilations."""
-        again = Inspection(self._model, self.device, dynamic=True)
-        with again._listening():
-            failure = next(filter(None, (again._compile(index) for index in range(len(self.inputs)))), "")
-        torch.compiler.reset()
-        count, now = len(self.recompilations), len(again._recompile_reasons)
-        found = failure or f"{now} recompilation{'' if now == 1 else 's'} instead of {count}"
-        tried = f"torch.compile(dynamic=True) was tried: {found}."
-        if not failure and 0 < now < count:
-            tried += " What is left is compiled for each side of a branch on the size."
-        if failure or now >= count:
-            tried += " It does not help here."
-        self.recompilations = [
-            replace(each, advice=f"{each.advice} {tried}") if each.kind == "size" else each
-            for each in self.recompilations
-        ]
 
     @contextlib.contextmanager
     def _listening(self) -> Iterator[None]:
@@ -274,7 +266,7 @@ class Inspection(logging.Handler):
             line = int(values.get("co_firstlineno") or 0)
             self._functions[frame_id] = (str(values["co_name"]), str(values.get("co_filename")), line)
 
-    def _call(self, call: Callable[..., Any], index: int) -> None:
+    def call(self, call: Callable[..., Any], index: int) -> None:
         """Run the model on copies of one input set; what it draws at random is the same each time."""
         arguments = tuple(tensor.clone() for tensor in self._model.input_sets[index])
         self._input_set = index
@@ -291,3 +283,109 @@ class Inspection(logging.Handler):
             compile_id = str(torch._guards.CompileContext.current_compile_id() or "")
             self.graphs.append(Graph(compile_id, self._input_set))
         return module.forward
+
+
+def summary(inspection: Inspection) -> str:
+    """The whole inspection in one line; graphs are those of the first input set."""
+    graphs = [graph for graph in inspection.graphs if graph.input_set == 0]
+    words = [_count(len(graphs), "graph"), _count(len(inspection.breaks), "break")]
+    if len(inspection.inputs) > 1 or inspection.recompilations:
+        recompilations = _count(len(inspection.recompilations), "recompilation")
+        words.append(f"{recompilations} over {_count(len(inspection.inputs), 'input')}")
+    return ", ".join(words)
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}{'' if number == 1 else 's'}"
+
+
+def as_json(inspection: Inspection, max_breaks: int | None) -> dict[str, Any]:
+    def place(line: SourceLine) -> dict[str, Any]:
+        return {"file": line.file, "line": line.line, "source": line.text}
+
+    return {
+        "target": inspection.target,
+        "torch": torch.__version__,
+        "device": str(inspection.device),
+        "inputs": inspection.inputs,
+        "graphs": [graph.input_set + 1 for graph in inspection.graphs],
+        "breaks": [
+            {
+                **place(item.line),
+                "function": item.function,
+                "underline": item.underline,
+                "category": item.kind.label,
+                "title": item.title,
+                "reasons": item.reasons,
+                "advice": item.kind.advice,
+                "whole_function_uncompiled": item.whole_function,
+                "input": item.input_set + 1,
+            }
+            for item in inspection.breaks
+        ],
+        "recompilations": [
+            {**asdict(item), "advice": item.advice, "input": item.input_set + 1}
+            for item in inspection.recompilations
+        ],
+        "failure": inspection.failure or None,
+        "doubt": inspection.doubt or None,
+        "max_breaks": max_breaks,
+        "exit_status": inspection.exit_status(max_breaks),
+        "summary": summary(inspection),
+    }
+
+
+def show(inspection: Inspection, console: Console, max_breaks: int | None) -> None:
+    console.print(Text(inspection.target, style="bold"))
+    console.print(Text(f"torch {torch.__version__} · {inspection.device}"))
+    for number, item in enumerate(inspection.breaks, 1):
+        console.print(Text.assemble((f"\nbreak {number}  ", "bold red"), (item.kind.label, "bold")))
+        console.print(Padding(_break(item, len(inspection.inputs)), (0, 0, 0, 2)))
+    if inspection.recompilations:
+        console.print(Text("\nrecompilations", style="bold"))
+        heads = (">input", "function", "kind", "guard that failed, and what would help")
+        console.print(console_table(heads, _recompilation_rows(inspection)))
+    for words in filter(None, [inspection.failure and f"FAILED: {inspection.failure}", inspection.doubt]):
+        console.print(Text(words, style="bold red"))
+    console.print(Text(f"\n{summary(inspection)}", style="bold"))
+    if max_breaks is not None:
+        good = inspection.exit_status(max_breaks) == 0
+        words = f"{_count(len(inspection.breaks), 'break')}, at most {max_breaks} allowed"
+        style = "bold green" if good else "bold red"
+        console.print(Text(f"{'PASS' if good else 'FAIL'}: {words}", style=style))
+
+
+def _break(item: GraphBreak, input_sets: int) -> Table:
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(style="dim", no_wrap=True, min_width=8)
+    grid.add_column(overflow="fold")
+    file = min(item.line.file, os.path.relpath(item.line.file), key=len)
+    grid.add_row("where", Text(f"{file}:{item.line.line} in {item.function}", style="cyan"))
+    grid.add_row("", Text.assemble((item.line.text, "bold"), (f"\n{item.underline}", "red")))
+    grid.add_row("why", Text(f"{item.title}. {item.explanation}" if item.explanation else item.title))
+    effects = []
+    if item.whole_function:
+        effects.append("the compiler leaves the whole function uncompiled")
+    if input_sets > 1 and item.input_set:
+        effects.append(f"first with input {item.input_set + 1}")
+    if effects:
+        grid.add_row("effect", Text("; ".join(effects)))
+    grid.add_row("instead", Text(item.kind.advice))
+    return grid
+
+
+def _recompilation_rows(inspection: Inspection) -> Iterator[tuple[str, ...]]:
+    explained: set[str] = set()
+    groups: dict[tuple[str, int, str, str], list[Recompilation]] = {}
+    for item in inspection.recompilations:
+        groups.setdefault((item.file, item.line, item.kind, item.source), []).append(item)
+    for (file, line, kind, source), items in groups.items():
+        more = len(items) - _MOST_GUARDS_SHOWN
+        lines = [item.guard for item in items[:_MOST_GUARDS_SHOWN]]
+        lines += [f"and {more} more like it"] if more > 0 else []
+        lines += [source] if source else []
+        lines += [] if kind in explained else [items[0].advice]
+        explained.add(kind)
+        inputs = ", ".join(dict.fromkeys(str(item.input_set + 1) for item in items))
+        place = f"{items[0].function}\n{os.path.basename(file)}:{line}"
+        yield inputs, place, kind, "\n".join(lines)

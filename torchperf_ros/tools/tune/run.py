@@ -7,26 +7,43 @@ import datetime
 import json
 import math
 import tempfile
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from torchperf_ros.api.text import console_table
 from torchperf_ros.settings.build_options import INT8_STATIC, installed_engines
-from torchperf_ros.tools.tune.ranking import Group, Limits, RankedTrial, Ranking, TierChoice
-from torchperf_ros.tools.tune.search import TuneOptions, TuneSearch, TuneState, ask_facts, state_path
-from torchperf_ros.tools.tune.space import TuneSpace, planned
+from torchperf_ros.tools.tune.search import (
+    TuneOptions,
+    TuneSearch,
+    TuneSpace,
+    TuneState,
+    ask_facts,
+    planned,
+    state_path,
+)
 from torchperf_ros.tools.tune.target import Target, tuned_parameters
-from torchperf_ros.tools.tune.trial import Facts, TrialFigures, TuneCandidate, TuneTrial
+from torchperf_ros.tools.tune.trial import (
+    Facts,
+    Group,
+    Limits,
+    RankedTrial,
+    Ranking,
+    TierChoice,
+    TrialFigures,
+    TuneCandidate,
+)
 from torchperf_ros.workers.package_cache import open_cache
 
 _INTERRUPTED = 130
-_COMPILE_GUESS_S = 30.0
+_BY_USER = "Ctrl-C"
+_HEADS = (
+    *(">#", "candidate", ">p50 ms", ">p99 ms", ">max ms", ">gain", ">start s", ">compile s", ">pays after"),
+    *(">MB", ">rel. L2"),
+)
 _MANY = 1e6
 _TWICE = 2.0
 _WORTH = 0.02  # share of the median below which a difference is none
@@ -54,22 +71,25 @@ def _tune(target: Target, options: TuneOptions, frames: str, console: Console) -
         _say(console, facts.changing, "yellow")
     folder = open_cache(node.cache_dir, node.cache_mib).folder
     path = state_path(folder, facts.identity, facts.machine, stage.adapter, stage.options, options.seconds)
-    state = TuneState(path, resume=options.resume)
-    now = target.now(facts.threads)
+    state, now = TuneState(path), target.now(facts.threads)
     space = TuneSpace(facts, options.limits, tuple(options.engines or installed_engines()), now)
     if options.dry_run:
-        show_plan(planned(space), state.of_tier(target.tiers[0]), facts, options.seconds, console)
+        for candidate in planned(space):
+            known = candidate in state.of_tier(target.tiers[0])
+            _say(console, f"{candidate.label}{' (is there)' if known else ''}")
+        _say(console, "a search varies each option of the best so far: these come if only engines gain")
+        _show_left_out(facts, console)
         return 0
-    search = TuneSearch(target, facts, options, state, console, frames)
-    why = ""
+    search, cut = TuneSearch(target, facts, options, state, console, frames), ""
     try:
         search.run(space)
-        why = "out of time" if search.out_of_time else ""
+        cut = "out of time" if search.out_of_time else ""
     except KeyboardInterrupt:
-        why = "Ctrl-C"
-    _report(target, facts, options, {tier: search.ranking(tier) for tier in target.tiers}, why, console)
-    best = search.ranking(target.tiers[0]).best
-    if why == "Ctrl-C":
+        cut = _BY_USER
+    rankings = {tier: search.ranking(tier) for tier in target.tiers}
+    _report(target, facts, options, rankings, cut, console)
+    best = rankings[target.tiers[0]].best
+    if cut == _BY_USER:
         return _INTERRUPTED
     return 0 if best is not None and best.group is Group.FITS else 1
 
@@ -89,9 +109,9 @@ def _report(
         _say(console, text, "red")
         return
     for tier, found in rankings.items():
-        _say(console, "")
-        show_ranking(found, f"{target.stage.name}, tier {tier}", limits, target.now(facts.threads), console)
-    show_notes(ranking, facts, console)
+        _say(console, f"\n{target.stage.name}, tier {tier}", "bold")
+        show_ranking(found, limits, target.now(facts.threads), console)
+    _show_notes(ranking, facts, console)
     if cut:
         _say(console, f"{cut}: not everything was tried; the same command goes on from here", "yellow")
     choice = TierChoice(rankings, limits)
@@ -107,7 +127,7 @@ def _report(
             _say(console, text, "red")
         text = _parameters(target, facts, limits, rankings, best)
         _say(console, f"\n{text}")
-        if options.output is not None and cut != "Ctrl-C":
+        if options.output is not None and cut != _BY_USER:
             options.output.write_text(text, encoding="utf-8")
             _say(console, f"written to {options.output}: torchperf node --params-file {options.output}")
             if INT8_STATIC in text and options.log is not None:  # the node has no frames to calibrate with
@@ -116,11 +136,9 @@ def _report(
                     f"first: torchperf compile --params {options.output} --log {options.log}",
                     "bold",
                 )
-        if target.made_up:
-            _say(
-                console,
-                f"{target.made_up}: made from the class's name; --params FILE keeps those of your file",
-            )
+        if not target.has_base:
+            names = f"stage {target.stage.name!r} and output {target.stage.output!r}"
+            _say(console, f"{names}: other names come from --params FILE")
     if options.json_file is not None:
         tables = {
             tier: {
@@ -189,86 +207,40 @@ def _standing(standing: RankedTrial) -> dict[str, Any]:
     }
 
 
-def show_ranking(
-    ranking: Ranking, title: str, limits: Limits, now: TuneCandidate | None, console: Console
-) -> None:
+def show_ranking(ranking: Ranking, limits: Limits, now: TuneCandidate | None, console: Console) -> None:
     """The table of one tier: those within the limits, over the budget; then what failed, and why."""
     shown = [standing for standing in ranking.standings if standing.group <= Group.OVER_BUDGET]
-    judged = [s.trial.figures.accuracy.name for s in shown if s.trial.figures and s.trial.figures.accuracy][
-        :1
-    ]
-    table = Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-    )
-    table.add_column("#", justify="right")
-    table.add_column("candidate", min_width=26)
-    names = ("p50 ms", "p99 ms", "max ms", "gain", "start s", "compile s", "pays after", "MB", "rel. L2")
-    for name in (*names, *judged):
-        table.add_column(name, justify="right", no_wrap=True)
-    for number, standing in enumerate(shown, start=1):
-        if number > 1 and standing.group != shown[number - 2].group:
-            table.add_section()
-        style = {Group.FITS: "green" if number == 1 else "", Group.OVER_BUDGET: "yellow"}.get(
-            standing.group, ""
-        )
-        row = _row(standing, now)
-        if judged:
-            accuracy = standing.trial.figures and standing.trial.figures.accuracy
-            row.append(f"{accuracy.value:.3f}" if accuracy else "-")
-        table.add_row(str(number), *row, style=style)
-    console.print(table if shown else Text(f"{title}: nothing could be measured", style="bold red"))
-    over = sum(standing.group is Group.OVER_BUDGET for standing in shown)
-    if over:
-        console.print(Text(f"{over} over the budget of {limits.budget_ms:g} ms", style="yellow"))
+    figure = next((one.accuracy.name for one in shown if one.accuracy), "")
+    styles = ["yellow" if one.group is Group.OVER_BUDGET else "" for one in shown]
+    if shown and not styles[0]:
+        styles[0] = "green"
+    rows = [[str(number), *_row(one, now, figure)] for number, one in enumerate(shown, start=1)]
+    if shown:
+        console.print(console_table([*_HEADS, *([f">{figure}"] if figure else [])], rows, styles))
+    else:
+        _say(console, "nothing could be measured", "bold red")
+    if over := styles.count("yellow"):
+        _say(console, f"{over} over the budget of {limits.budget_ms:g} ms", "yellow")
     for standing in ranking.standings[len(shown) :]:
-        console.print(Text(f"  -  {standing.trial.candidate.label}: {_short(standing.why)}", style="dim"))
+        _say(console, f"  -  {standing.trial.candidate.label}: {_short(standing.why)}", "dim")
 
 
-def show_notes(ranking: Ranking, facts: Facts, console: Console) -> None:
-    """What was left out, and what the columns of the table mean."""
+def _show_notes(ranking: Ranking, facts: Facts, console: Console) -> None:
     _show_left_out(facts, console)
     fewest = min((s.trial.figures.samples for s in ranking.standings if s.trial.figures), default=0)
-    if not fewest:
-        return
-    notes = (
-        f"gain: of eager fp32's p50 in the same process ({ranking.eager_ms:.2f} ms), worst..best part of"
-        " it, ~ none beyond the noise; p99: without isolated stalls, equal within"
-        f" {100 * ranking.noise:.0f} % (noise). At least {fewest} samples each. docs/training.md explains the columns."
-    )
-    console.print(Text(notes, style="dim"))
-
-
-def show_plan(
-    candidates: Sequence[TuneCandidate],
-    known: Mapping[TuneCandidate, TuneTrial],
-    facts: Facts,
-    seconds: float,
-    console: Console,
-) -> None:
-    """What would be tried and about how long it would take."""
-    table, total_s = Table("candidate", show_edge=False, pad_edge=False), 0.0
-    for candidate in candidates:
-        table.add_row(f"{candidate.label}{' (is there)' if candidate in known else ''}")
-        if candidate not in known:
-            total_s += facts.load_s + 2 * seconds + (0.0 if candidate.is_eager else _COMPILE_GUESS_S)
-    console.print(table)
-    console.print(
-        f"{len(candidates)} trials, about {total_s / 60:.0f} minutes. A search varies each option of the best so"
-        " far; shown is what comes if engine and nothing else gains.",
-        highlight=False,
-    )
-    _show_left_out(facts, console)
+    if fewest:
+        notes = (
+            f"gain: of eager fp32's p50 in the same process ({ranking.eager_ms:.2f} ms), worst..best part of"
+            " it, ~ none beyond the noise; p99: without isolated stalls, equal within"
+            f" {100 * ranking.noise:.0f} % (noise). At least {fewest} samples each."
+            " docs/training.md explains the columns."
+        )
+        _say(console, notes, "dim")
 
 
 def _show_left_out(facts: Facts, console: Console) -> None:
     for name, why in facts.left_out.items():
-        console.print(Text(f"  -  {name}: left out: {why}", style="dim"))
+        _say(console, f"  -  {name}: left out: {why}", "dim")
 
 
 def gain_text(figures: TrialFigures) -> str:
@@ -287,10 +259,9 @@ def gain_text(figures: TrialFigures) -> str:
     return f"{saved:+d} % ({low}..{high})"
 
 
-def _row(standing: RankedTrial, now: TuneCandidate | None) -> list[str]:
-    figures = standing.trial.figures
+def _row(standing: RankedTrial, now: TuneCandidate | None, figure: str) -> list[str]:
+    figures, candidate = standing.trial.figures, standing.trial.candidate
     assert figures is not None
-    candidate = standing.trial.candidate
     return [
         f"{candidate.label}{' (now)' if candidate == now else ''}",
         f"{standing.p50_ms:.2f}",
@@ -302,6 +273,7 @@ def _row(standing: RankedTrial, now: TuneCandidate | None) -> list[str]:
         _frames(figures.break_even_frames),
         f"{figures.memory_mb:.0f}",
         _distance(figures),
+        *([f"{standing.accuracy.value:.3f}" if standing.accuracy else "-"] if figure else []),
     ]
 
 

@@ -41,21 +41,6 @@ class Target:
         """What each process gets that loads the adapter."""
         return {"adapter": self.stage.adapter, "options": self.stage.options, "device": self.node.device}
 
-    @property
-    def made_up(self) -> str:
-        """The names that are none of the user's own, for a sentence.
-
-        "" where a file or an option gave them.
-        """
-        name, output = self.stage.name, self.stage.output
-        if self.has_base or name in STAGE_DEFAULTS:
-            return ""
-        made = {
-            f"stage {name!r}": name == _name_of(self.stage.adapter),
-            f"output {output!r}": output == f"{name}_output",
-        }
-        return " and ".join(what for what, is_made in made.items() if is_made)
-
     def having(self, tiers: Sequence[str]) -> "Target":
         """The same, once it is known which tiers the adapter builds."""
         values = {**self.values, f"{self.stage.name}.tiers": list(tiers)}
@@ -84,19 +69,17 @@ class Target:
         return replace(self, tiers=tuple(name for name in self.stage.tiers if not tiers or name in tiers))
 
 
-def target_of_adapter(
-    adapter: str, stage: str | None, tiers: Sequence[str], own: Mapping[str, Any], device: str
-) -> Target:
+def target_of_adapter(adapter: str, tiers: Sequence[str], own: Mapping[str, Any], device: str) -> Target:
     """A stage with this adapter, and its `own` parameters where they are not None.
 
-    Without a name it has the one that the node knows this adapter by, else the class's; without tiers those
+    Its name is the one that the node knows this adapter by, else the class's; without tiers it has those
     of the node's default that the adapter builds.
 
     Raises:
         ConfigError: names the parameter, the value, and what is allowed.
     """
     known = [name for name, values in STAGE_DEFAULTS.items() if values["adapter"] == adapter]
-    name = stage or (known[0] if known else _name_of(adapter))
+    name = known[0] if known else _name_of(adapter)
     output = STAGE_DEFAULTS.get(name, {}).get("output", f"{name}_output")
     values: dict[str, Any] = {"device": device, f"{name}.adapter": adapter, f"{name}.output": output}
     values |= {f"{name}.tiers": list(tiers)} if tiers else {}
@@ -104,24 +87,15 @@ def target_of_adapter(
     return replace(_target(values, name, own, has_base=False), guessed=not tiers)
 
 
-def target_of_file(
-    path: Path, stage: str | None, adapter: str | None, own: Mapping[str, Any], device: str | None
-) -> Target:
-    """A stage of a parameter file, by name or adapter, with some parameters changed, or a `ConfigError`."""
+def target_of_file(path: Path, name: str | None, own: Mapping[str, Any], device: str | None) -> Target:
+    """A stage of a parameter file, by its name or its adapter, with some parameters changed, or a `ConfigError`."""
     values = params_of_file(path) | ({"device": device} if device else {})
-    stages = config_of(values).stages
-    found = [one for one in stages if stage in {None, one.name} and adapter in {None, one.adapter}]
+    stages = config_of(values).whole_stages
+    found = [one for one in stages if name in {None, one.name, one.adapter}]
     if len(found) != 1:
-        asked = (
-            "--stage is needed"
-            if found
-            else f"--stage {stage!r} is not there"
-            if stage
-            else f"no {adapter} there"
-        )
-        raise ConfigError(
-            f"{asked}: {path} has {', '.join(f'{one.name} ({one.adapter})' for one in stages)}"
-        )
+        asked = "name the stage or its adapter" if found or name is None else f"no {name} there"
+        there = ", ".join(f"{one.name} ({one.adapter})" for one in stages)
+        raise ConfigError(f"{asked}: {path} has {there}")
     if any(found[0].packages):
         raise ConfigError(
             f"parameter {found[0].name}.packages: {list(found[0].packages)} is not allowed here; what a"
@@ -135,7 +109,7 @@ def _target(values: dict[str, Any], name: str, own: Mapping[str, Any], *, has_ba
     if own.get("budget_ms"):  # a worker must not count as hung within its budget
         values[f"{name}.hang_ms"] = max(values.get(f"{name}.hang_ms", _HANG_MS), own["budget_ms"])
     node = config_of(values)
-    stage = next(one for one in node.stages if one.name == name)
+    stage = next(one for one in node.whole_stages if one.name == name)
     return Target(values, node, stage, stage.tiers, has_base)
 
 
@@ -170,9 +144,11 @@ def tuned_parameters(
         "shapes": found.shapes,
         "bucket_width": found.bucket_width,
     }
+    if stage.streams:  # each has a budget of its own
+        del own["budget_ms"]
     threads = 0 if found.threads == default_threads else found.threads
     values = {
-        "stages": [one.name for one in target.node.stages],
+        "stages": [one.name for one in target.node.whole_stages],
         **target.values,
         "worker_threads": threads,
         **{f"{stage.name}.{name}": value for name, value in own.items()},

@@ -1,14 +1,22 @@
-"""A trial: one way to run a tier's model, and what was measured of it. Nothing here needs torch."""
+"""Trials: ways to run a tier's model, what was measured of each, and their ranking. Nothing here needs torch.
 
+The smallest p99 within the limits comes first, what is over the budget after it, the refused last.
+"""
+
+import enum
 import math
-from collections.abc import Mapping
+import statistics
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-from torchperf_ros.settings.build_options import BuildOptions
+from torchperf_ros.settings.build_options import MOST_LOSS, BuildOptions
 
 EAGER, BUCKET = "eager", "bucket"
 _MS_PER_S = 1e3
+_FEW = 4
+_NOISE_OF_FEW = 0.10
+_LEAST_NOISE = 0.02
+_TIE = 0.05
 
 
 @dataclass(frozen=True)
@@ -35,7 +43,7 @@ class Facts:
     cores: int
     tiers: tuple[str, ...] = ()
     changing: str = ""
-    left_out: Mapping[str, str] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
     ranges: tuple[tuple[int, int], ...] = ()
     has_task: bool = False
     load_s: float = 0.0
@@ -88,6 +96,9 @@ class Accuracy:
     judged: int
     higher_is_better: bool = True
 
+    def __str__(self) -> str:
+        return f"{self.name} {self.value:.3f}"
+
     @property
     def merit(self) -> float:
         """The figure, or less it where lower is better: of two the higher is better."""
@@ -135,11 +146,10 @@ class TrialFigures:
     score: float | None = None
     accuracy: Accuracy | None = None
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "TrialFigures":
-        """What `asdict` gave; a `TypeError` where these are not the fields of figures."""
-        accuracy = values.get("accuracy")
-        return cls(**{**values, "accuracy": accuracy and Accuracy(**accuracy)})
+    @property
+    def judged(self) -> int:
+        """How many examples its accuracy is of, 0 where it has none."""
+        return self.accuracy.judged if self.accuracy else 0
 
     @property
     def break_even_frames(self) -> float:
@@ -154,8 +164,6 @@ class TrialFigures:
 
 
 class TrialOutcome:
-    """What may become of a candidate, see `TuneTrial`."""
-
     MEASURED, REFUSED, CRASHED, HUNG = "measured", "refused", "crashed", "hung"
 
 
@@ -178,13 +186,186 @@ class TuneTrial:
     took_s: float = 0.0
     timeout_s: float = 0.0
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "TuneTrial":
-        """What `asdict` gave; a `TypeError` or `KeyError` where these are not the fields of a trial."""
-        figures = values["figures"] and TrialFigures.from_dict(values["figures"])
-        return cls(**{**values, "candidate": candidate_of(values["candidate"]), "figures": figures})
+
+@dataclass(frozen=True)
+class Limits:
+    """What a candidate has to keep.
+
+    Attributes:
+        budget_ms: p99 of the model, at most.
+        max_loss: of accuracy against eager fp32 of the same tier, at most.
+    """
+
+    budget_ms: float
+    max_loss: float = MOST_LOSS
+
+    def refusal(self, figures: TrialFigures) -> str:
+        """Why these figures must not be used at any speed, "" if they may."""
+        accuracy = figures.accuracy
+        if accuracy and math.isfinite(accuracy.eager) and not accuracy.loss <= self.max_loss:
+            return (
+                f"accuracy: {accuracy}; eager fp32 has {accuracy.eager:.3f}; at"
+                f" most {self.max_loss:g} {'less' if accuracy.higher_is_better else 'more'}, as --max-loss"
+                " says"
+            )
+        return ""
 
 
-def candidate_of(values: Mapping[str, Any]) -> TuneCandidate:
-    """What `asdict` gave; a `TypeError` or `KeyError` where these are not the fields of a candidate."""
-    return TuneCandidate(**{**values, "options": BuildOptions(**values["options"])})
+class Group(enum.IntEnum):
+    FITS = 0
+    OVER_BUDGET = 1
+    REFUSED = 2
+
+
+@dataclass(frozen=True)
+class RankedTrial:
+    """A trial in the ranking.
+
+    Attributes:
+        p50_ms, p99_ms: corrected for the machine's mood, see `Ranking`; infinite where nothing was measured.
+        why: why it is over the budget or refused; "" where it fits.
+    """
+
+    trial: TuneTrial
+    group: Group
+    p50_ms: float
+    p99_ms: float
+    why: str = ""
+
+    @property
+    def accuracy(self) -> Accuracy | None:
+        return self.trial.figures.accuracy if self.trial.figures else None
+
+    @property
+    def is_judged(self) -> bool:
+        return self.accuracy is not None and math.isfinite(self.merit) and math.isfinite(self.p99_ms)
+
+    @property
+    def merit(self) -> float:
+        return self.accuracy.merit if self.accuracy else math.nan
+
+
+class Ranking:
+    """Ranks the trials of one tier; `docs/training.md`, "How it is measured", describes how.
+
+    Each trial's times count relative to those of the same reference, eager fp32, in the same process:
+
+        p99_ms = p99 of the candidate * (median over all trials of the reference's p50) / the reference's p50 here
+
+    Attributes:
+        standings: best first.
+        best: the first, if it was measured and is not refused; it may be over the budget.
+        eager_ms: median over the trials of the reference's p50; NaN before the first.
+        noise: share by which two measurements of the same p99 differ; 10 % is assumed of less than 4
+            trials.
+    """
+
+    def __init__(self, trials: Iterable[TuneTrial], limits: Limits, least_noise: float = 0.0) -> None:
+        """Rank trials of one tier.
+
+        `least_noise` is what more trials of another one have shown on this machine.
+        """
+        trials = tuple(trials)
+        measured = [
+            t.figures for t in trials if t.figures is not None and t.outcome == TrialOutcome.MEASURED
+        ]
+        self.eager_ms = statistics.median(f.eager_p50_ms for f in measured) if measured else math.nan
+        noise, relative = _NOISE_OF_FEW, [f.eager_p99_ms / f.eager_p50_ms for f in measured]
+        if len(relative) >= _FEW:
+            low, middle, high = statistics.quantiles(relative, n=4)
+            noise = max(_LEAST_NOISE, (high - low) / middle)
+        self.noise = max(least_noise, noise)
+        self._limits = limits
+        found = sorted(
+            map(self._standing, trials), key=lambda s: (s.group, s.p99_ms, s.trial.candidate.changes)
+        )
+        self.standings = tuple(found)
+        self.best = self.best_of()
+        if self.best:
+            self.standings = (self.best, *(standing for standing in found if standing is not self.best))
+
+    def is_faster(self, one: RankedTrial, other: RankedTrial) -> bool:
+        """Whether one's p99 is smaller beyond the noise, or equal within it and its p50 smaller by more than 5 %."""
+        first, second = sorted((one.p99_ms, other.p99_ms))
+        if first * (1 + self.noise) < second:
+            return one.p99_ms == first
+        return one.p50_ms * (1 + _TIE) < other.p50_ms
+
+    def best_of(self, *, compiled: bool | None = None) -> RankedTrial | None:
+        """The best of all, of those in a compiled engine, or of those in eager.
+
+        None where none can be used.
+        """
+        usable = [s for s in self.standings if compiled in {None, not s.trial.candidate.is_eager}]
+        group = min((s.group for s in usable), default=Group.REFUSED)
+        if group > Group.OVER_BUDGET:
+            return None
+        usable = [s for s in usable if s.group == group]
+        first_ms = min(s.p99_ms for s in usable)
+        tied = [s for s in usable if s.p99_ms <= first_ms * (1 + self.noise)]
+        quickest_ms = min(s.p50_ms for s in tied)
+        tied = [s for s in tied if s.p50_ms <= quickest_ms * (1 + _TIE)]
+        return min(tied, key=lambda s: (s.trial.candidate.changes, s.p50_ms))
+
+    def _standing(self, trial: TuneTrial) -> RankedTrial:
+        figures = trial.figures
+        if figures is None:
+            return RankedTrial(trial, Group.REFUSED, math.inf, math.inf, f"{trial.outcome}: {trial.reason}")
+        eager_ms = figures.eager_p50_ms if math.isnan(self.eager_ms) else self.eager_ms
+        correction = eager_ms / figures.eager_p50_ms
+        p50_ms, p99_ms = figures.p50_ms * correction, figures.p99_ms * correction
+        group, why = Group.FITS, ""
+        if refusal := self._limits.refusal(figures):
+            group, why = Group.REFUSED, refusal
+        elif p99_ms > self._limits.budget_ms:
+            group, why = Group.OVER_BUDGET, f"over the budget of {self._limits.budget_ms:g} ms"
+        return RankedTrial(trial, group, p50_ms, p99_ms, why)
+
+
+class TierChoice:
+    """Compares the tiers of a stage, each in its best way, where both were judged.
+
+    One is not worth keeping if it is neither faster than another, beyond the noise, nor more accurate, by
+    more than `Limits.max_loss`.
+
+    Attributes:
+        kept: tiers that are worth keeping, with their best trials, in the stage's order.
+        left_out: tier -> why it is not; tiers that were not judged are in neither.
+        first: the most accurate tier that is worth keeping and fits the budget; "" where none does.
+    """
+
+    def __init__(self, rankings: Mapping[str, Ranking], limits: Limits) -> None:
+        """Compare the trials of each tier, which come in the stage's order."""
+        self._limits, self._rankings = limits, rankings
+        judged = {tier: one.best for tier, one in rankings.items() if one.best and one.best.is_judged}
+        self.kept, self.left_out = dict(judged), dict[str, str]()
+        for tier, own in reversed(judged.items()):  # of two that are alike the first is kept
+            others = {name: one for name, one in self.kept.items() if name != tier}
+            if better := next((n for n, one in others.items() if not self._is_worth(tier, own, one)), ""):
+                del self.kept[tier]
+                self.left_out[tier] = (
+                    f"neither faster (p99 {own.p99_ms:.2f} ms) nor more accurate ({own.accuracy})"
+                    f" than {better} ({others[better].p99_ms:.2f} ms, {others[better].accuracy}): leave"
+                    " it out"
+                )
+        fitting = [tier for tier, one in self.kept.items() if one.group is Group.FITS]
+        self.first = max(fitting, key=lambda tier: self.kept[tier].merit, default="")
+
+    def words(self) -> list[str]:
+        """The proposal, in lines; none where nothing was judged."""
+        if not self.kept:
+            return []
+        named = ", ".join(
+            f"{tier} (p99 {one.p99_ms:.2f} ms, {one.accuracy})" for tier, one in self.kept.items()
+        )
+        budget = f"the budget of {self._limits.budget_ms:g} ms"
+        most = f"begin with {self.first}, the most accurate that fits {budget}"
+        unknown = [tier for tier in self._rankings if tier not in {*self.kept, *self.left_out}]
+        return [
+            f"tiers worth keeping on this machine: {named}; {most if self.first else f'none fits {budget}'}",
+            *(f"{tier}: {why}" for tier, why in self.left_out.items()),
+            *(f"{tier}: nothing that may be used was judged" for tier in unknown),
+        ]
+
+    def _is_worth(self, tier: str, one: RankedTrial, other: RankedTrial) -> bool:
+        return self._rankings[tier].is_faster(one, other) or one.merit > other.merit + self._limits.max_loss

@@ -40,11 +40,11 @@ from torchperf_ros.engines.built_tier import (
     varying_dims,
 )
 from torchperf_ros.engines.device import Device, choose_device
-from torchperf_ros.engines.engine import make_runner
 from torchperf_ros.engines.fingerprint import changing_weights, files_hash, identify, tiers_of
 from torchperf_ros.engines.kept_state import KeptState
 from torchperf_ros.engines.model_transforms import applies, in_precision, matrix_precision
 from torchperf_ros.engines.outputs import shapes_of
+from torchperf_ros.engines.package import make_runner
 from torchperf_ros.engines.package_build import peak_memory_bytes
 from torchperf_ros.engines.parity import Parity, ParityError, check_engine, random_inputs
 from torchperf_ros.engines.shape_runner import ShapeRunner
@@ -59,8 +59,8 @@ from torchperf_ros.tools.tune.trial import (
     TrialFigures,
     TrialOutcome,
     TuneCandidate,
-    candidate_of,
 )
+from torchperf_ros.workers.control import from_json
 from torchperf_ros.workers.package_manifest import file_sha256
 
 _SAMPLES = (30, 2000)  # at least, at most
@@ -129,7 +129,7 @@ def _frames_hash(job: Mapping[str, Any]) -> str:
 
 def run_trial(job: Mapping[str, Any], say: Say) -> dict[str, Any]:
     """`outcome`, `reason` and `figures` of the job's candidate, see `trial.main`; or a `TorchperfError`."""
-    candidate = candidate_of(job["candidate"])
+    candidate = from_json(TuneCandidate, job["candidate"])
     with torch.inference_mode():
         tier = load_tier(job, job["reference_threads"])
         try:

@@ -1,30 +1,32 @@
-"""Engine auto.
+"""The layer Package: which engine auto takes (the engines are made up, and take no time), and a user's own files."""
 
-What it builds, what it takes, and that it does so once. The engines are made up, and take no time.
-"""
-
+import hashlib
 import re
+import shutil
 
 import pytest
 import torch
 
-from torchperf_ros.engines import engine as engine_module
-from torchperf_ros.engines.engine import ENGINES
+from torchperf_ros.engines import package
+from torchperf_ros.engines.package import ENGINES, users_package
 from torchperf_ros.engines.package_engine import Built, PackageEngine
+from torchperf_ros.engines.parity import check_engine
 from torchperf_ros.engines.stopwatch import Timing
 from torchperf_ros.settings.build_options import AUTO, BuildOptions
+from torchperf_ros.workers.package_manifest import PackageError, manifest_path
 
 from . import conftest
-from .conftest import job
+from .conftest import PATIENCE_S, edit_identity, job
 from .test_tier_loader import Loaded
 
+pytestmark = pytest.mark.timeout(PATIENCE_S)
 CPU = torch.device("cpu")
 
 
 class Pretended(PackageEngine):
     """Runs what the adapter builds; its file is empty."""
 
-    distributions = ()
+    keeps_nest = True
 
     def __init__(self, name, adapters, seed=0):
         self.name, self.adapters, self.seed, self.built, self.can = name, adapters, seed, 0, True
@@ -55,7 +57,7 @@ def engines(monkeypatch, adapters):
         made["timed"].append((list(calls), more))
         return {name: Timing((made["ms"][name],)) for name in calls}
 
-    monkeypatch.setattr(engine_module, "time_interleaved", timed)
+    monkeypatch.setattr(package, "time_interleaved", timed)
     return made
 
 
@@ -67,16 +69,6 @@ def build(cache, **changes):
 
 def load(adapters, cache, **options):
     return Loaded(adapters.Compiled({}, CPU), cache, BuildOptions(AUTO, **options))
-
-
-def test_given_nothing_when_loaded_then_the_tier_runs_in_eager_and_is_missing(engines, adapters, tmp_path):
-    loaded = load(adapters, tmp_path / "cache")
-    assert (loaded.facts.engine, loaded.facts.why, loaded.missing) == (
-        "eager",
-        "not compiled yet",
-        ["full"],
-    )
-    assert (loaded.reported, engines["timed"]) == ([], [])
 
 
 def test_given_engines_when_built_then_the_fastest_is_taken_with_the_figures_of_all(
@@ -154,7 +146,7 @@ def test_given_no_engine_that_can_when_built_then_it_fails_once_and_no_start_tri
     said, good = build(tmp_path)
     assert (good, said["kind"]) == (False, "failed")
     assert re.match(
-        r"no engine can run it: aoti: RuntimeError: it cannot \(test_auto_engine.py:.*; openvino: ",
+        r"no engine can run it: aoti: RuntimeError: it cannot \(test_package.py:.*; openvino: ",
         said["text"],
     )
     loaded = load(adapters, tmp_path)
@@ -193,3 +185,120 @@ def test_given_a_folder_then_the_winner_is_said_and_there_under_the_tiers_name(e
     assert build(**folders, dry_run=True)[0]["text"].endswith(
         ".blob: openvino 3, aoti 6, eager 10 ms (p50, paced)"
     )
+
+
+DIMS = {0: {0: (1, 8)}, 1: {0: (1, 8)}}
+
+
+def example_of():
+    return torch.zeros(1, 4), torch.tensor([[0, 1, 2]])
+
+
+def sign(path, digest=None):
+    """As `sha256sum file.pt2 > file.pt2.sha256` does."""
+    digest = digest or hashlib.sha256(path.read_bytes()).hexdigest()
+    path.with_name(f"{path.name}.sha256").write_text(f"{digest}  {path.name}\n", encoding="utf-8")
+
+
+@pytest.fixture
+def mine(built, tmp_path):
+    """Copies of the packages, as `torchperf compile -o` would have written them."""
+
+    def copy(which="static", *, manifest=True):
+        package = built.package(which)
+        path = tmp_path / f"{which}.pt2"
+        shutil.copy(package, path)
+        if manifest:
+            shutil.copy(manifest_path(package), manifest_path(path))
+        return path
+
+    return copy
+
+
+@pytest.mark.parametrize(("which", "static"), [("static", True), ("dynamic", False)])
+@torch.inference_mode()
+def test_given_a_package_with_its_manifest_when_loaded_then_it_runs_and_its_manifest_says_for_which_sizes(
+    mine, adapters, which, static
+):
+    runner = users_package(mine(which), None, CPU, example_of(), DIMS)
+    assert runner.static is static
+    assert len(runner.package.key) == 32
+    with torch.inference_mode(mode=False):
+        eager = adapters.Compiled({}, CPU).build("full").eval()
+    check_engine(eager, runner.call, example_of(), {} if static else DIMS, "fp32")
+
+
+def test_given_a_package_with_a_checksum_only_when_loaded_then_it_runs_the_examples_sizes_only(mine):
+    path = mine("dynamic", manifest=False)
+    sign(path)
+    runner = users_package(path, None, CPU, example_of(), DIMS)
+    assert runner.static
+
+
+def test_given_a_package_for_other_ranges_when_loaded_then_both_are_said(mine):
+    with pytest.raises(
+        PackageError, match=r"dynamic dimensions \[\[0, 0, 1, 8\].*declares \[\[0, 0, 1, 16\]"
+    ):
+        users_package(mine("dynamic"), None, CPU, example_of(), {0: {0: (1, 16)}, 1: {0: (1, 16)}})
+
+
+def test_given_no_manifest_and_no_checksum_or_another_when_loaded_then_it_is_refused_and_says_how_to_make_one(
+    mine,
+):
+    path = mine(manifest=False)
+    with pytest.raises(
+        PackageError, match="neither a manifest nor static.pt2.sha256: `sha256sum static.pt2` makes"
+    ):
+        users_package(path, None, CPU, example_of(), {})
+    for digest in ("0" * 64, " "):
+        sign(path, digest)
+        with pytest.raises(PackageError, match=r"has the SHA-256 .*; static.pt2.sha256 says"):
+            users_package(path, None, CPU, example_of(), {})
+
+
+@pytest.mark.parametrize("change", [{"torch": "1.0"}, {"signature": ["f"]}])
+def test_given_a_package_for_another_torch_machine_or_signature_when_loaded_then_both_are_said(
+    mine, change
+):
+    path = mine()
+    edit_identity(path, **change)
+    with pytest.raises(
+        PackageError, match=rf"static.pt2 was built for .*; this is {torch.__version__[:4]}"
+    ):
+        users_package(path, None, CPU, example_of(), {})
+
+
+X = torch.tensor([1.0, 2.0])
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda x, mask: X.clone(), "gives the same outputs for different inputs"),
+        (lambda x, mask: x * torch.nan, "gives NaN or Inf"),
+        (
+            lambda x, mask: x @ torch.ones(9),
+            r"does not run on the adapter's inputs \(float32 1x4, int64 1x3\)",
+        ),
+        (lambda x, mask: x, None),
+        (lambda x, mask: (x > 1e9).any(), None),  # a class that stays the same says nothing
+        (lambda x, mask: x[:, :0], None),
+        (lambda x, mask: {"same": X, "other": x}, None),
+    ],
+)
+def test_given_outputs_when_tried_then_only_what_cannot_be_right_is_refused(mine, monkeypatch, call, said):
+    monkeypatch.setattr("torchperf_ros.engines.aoti.load_package", lambda path, device: call)
+    if said:
+        with pytest.raises(PackageError, match=said):
+            users_package(mine(), None, CPU, example_of(), {})
+    else:
+        assert users_package(mine(), None, CPU, example_of(), {}).call is call
+
+
+def test_given_inputs_that_cannot_vary_when_tried_then_equal_outputs_are_no_reason_to_refuse(
+    mine, monkeypatch
+):
+    path, example = mine(), (torch.tensor([4, 4]),)
+    edit_identity(path, signature=["int64 2"])
+    monkeypatch.setattr("torchperf_ros.engines.aoti.load_package", lambda path, device: lambda i: i.float())
+    users_package(path, None, CPU, example, {})
