@@ -253,6 +253,26 @@ def test_given_a_stage_whose_lock_is_held_when_scraped_then_nobody_waits(stages)
     assert b"torchperf_frames_total" in generate_latest(registry_of(stages))
 
 
+def test_given_frames_and_scrapes_at_once_then_every_answer_was_counted_once(stages, make_answer, answered):
+    registry, labels = registry_of(stages), {"stage": "planning", "tier": "full"}
+    answer, over = make_answer(), threading.Event()
+
+    def scrape():
+        while not over.is_set():
+            generate_latest(registry)
+
+    scrapers = [threading.Thread(target=scrape) for _ in range(3)]
+    for scraper in scrapers:
+        scraper.start()
+    for _ in range(2000):
+        answered(stages[1], answer)
+    over.set()
+    for scraper in scrapers:
+        scraper.join()
+    assert registry.get_sample_value("torchperf_latency_seconds_count", labels) == 2000
+    assert registry.get_sample_value("torchperf_unrecorded_rows_total", {"stage": "planning"}) == 0
+
+
 @pytest.mark.skipif(
     not shutil.which("promtool"), reason="promtool is not installed (Debian's package prometheus)"
 )
