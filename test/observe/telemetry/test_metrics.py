@@ -10,6 +10,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from unittest import mock
 
@@ -258,17 +259,19 @@ def test_given_frames_and_scrapes_at_once_then_every_answer_was_counted_once(sta
     answer, over = make_answer(), threading.Event()
 
     def scrape():
-        while not over.is_set():
+        counts = []
+        while not (counts and over.is_set()):
             generate_latest(registry)
+            counts.append(registry.get_sample_value("torchperf_latency_seconds_count", labels) or 0.0)
+        return counts
 
-    scrapers = [threading.Thread(target=scrape) for _ in range(3)]
-    for scraper in scrapers:
-        scraper.start()
-    for _ in range(2000):
-        answered(stages[1], answer)
-    over.set()
-    for scraper in scrapers:
-        scraper.join()
+    with ThreadPoolExecutor() as scrapers:
+        scraped = [scrapers.submit(scrape) for _ in range(3)]
+        for _ in range(2000):
+            answered(stages[1], answer)
+        over.set()
+    for one in scraped:
+        assert one.result() == sorted(one.result())
     assert registry.get_sample_value("torchperf_latency_seconds_count", labels) == 2000
     assert registry.get_sample_value("torchperf_unrecorded_rows_total", {"stage": "planning"}) == 0
 
