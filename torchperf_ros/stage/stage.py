@@ -60,6 +60,7 @@ _FIRST_WAKE_MS = 2.0
 _FIRST_WAKE_SHARE = 0.06  # of the budget
 # Outcomes that no run of a stage of lower priority can have brought about.
 _SAY_NOTHING = frozenset({Outcome.BAD_INPUT, Outcome.STARTING})
+_WAIT_SHARE = 0.05  # of the newest frame, in what a frame of a stream usually waits
 _WITHHELD = "withheld: the emergency lane is latched"
 
 
@@ -142,6 +143,7 @@ class Stage:
             self.checks += [self.guard.check_output, self.scenes.check_output]
             self.observers.append(self.guard.answered)
         self.behind = 0
+        self._usual_wait_ms = 0.0  # of the frames of a stream, for a worker that another one has
         self._alone = (
             False  # whether a frame of this stream has failed in a batch, and none came through since
         )
@@ -482,6 +484,10 @@ class Stage:
             if runs_late and self.mailbox.waiting is None:
                 self._start(answered, now_ns)  # for the histories, and the next `hold_last`
             crew.learn(answered, now_ns)
+            if self.thread.has_streams:
+                begun_ns = answered.begun_ns or answered.leave_ns
+                waited_ms = (begun_ns - answered.frame.received_ns) / NS_PER_MS
+                self._usual_wait_ms += _WAIT_SHARE * (waited_ms - self._usual_wait_ms)
             self.behind = self.behind + 1 if answer.outcome is Outcome.LATE else 0
             if answered.together and answered.failure is not None:
                 self._alone = True
@@ -748,8 +754,8 @@ class Stage:
 
     @property
     def fresh_ms(self) -> float:
-        """Time that a frame has which did not wait."""
-        return self.budget_ms - self.margin.ms
+        """Time that a frame has which did not wait; among streams, which waited for a worker as is usual."""
+        return self.budget_ms - self.margin.ms - self._usual_wait_ms
 
     def _least_ms(self, scene: int) -> float:
         """What the cheapest tier of a scene takes, with the time to publish: no budget is shorter."""

@@ -76,6 +76,7 @@ class Turn:
     runner: WorkerProcess | None = None  # worker that runs it, None while none is idle
     backup: WorkerProcess | None = None  # worker that runs it on the cheapest tier, None if none does
     hedged: bool = False  # whether the backup was asked because the runner was overdue
+    begun_ns: int = 0  # when the runner got it, 0 before
     tier: int = -1  # tier of the runner's run, -1 before
     result: RunResult | None = None  # the runner's good result
     backup_result: RunResult | None = None  # the backup's good result
@@ -107,7 +108,7 @@ class Turn:
         The backup is asked at the last moment at which it could still answer, in `backup_ms`, but not
         before the runner is overdue.
         """
-        self.runner, self.tier = runner, tier
+        self.runner, self.tier, self.begun_ns = runner, tier, now_ns
         last_moment_ns = self.leave_ns - round(backup_ms * NS_PER_MS) - _HEDGE_MARGIN_NS
         self.hedge_ns = max(last_moment_ns, now_ns + round(expected_ms * NS_PER_MS))
 
