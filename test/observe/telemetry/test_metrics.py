@@ -6,6 +6,7 @@ import resource
 import shutil
 import socket
 import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -254,7 +255,9 @@ def test_given_a_stage_whose_lock_is_held_when_scraped_then_nobody_waits(stages)
     assert b"torchperf_frames_total" in generate_latest(registry_of(stages))
 
 
-def test_given_frames_and_scrapes_at_once_then_every_answer_was_counted_once(stages, make_answer, answered):
+def test_given_frames_and_scrapes_at_once_then_every_answer_was_counted_once(
+    stages, make_answer, answered, request
+):
     registry, labels = registry_of(stages), {"stage": "planning", "tier": "full"}
     answer, over = make_answer(), threading.Event()
 
@@ -265,6 +268,9 @@ def test_given_frames_and_scrapes_at_once_then_every_answer_was_counted_once(sta
             counts.append(registry.get_sample_value("torchperf_latency_seconds_count", labels) or 0.0)
         return counts
 
+    before_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # threads take turns in the middle of everything
+    request.addfinalizer(lambda: sys.setswitchinterval(before_s))
     with ThreadPoolExecutor() as scrapers:
         scraped = [scrapers.submit(scrape) for _ in range(3)]
         for _ in range(2000):
