@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-import numpy as np
-
 from torchperf_ros.api.outcome import IN_TIME, Outcome
 from torchperf_ros.safety.guard import Known
 from torchperf_ros.stage.frame import Answer
@@ -184,8 +182,8 @@ class PairFigures:
 
     def quantile_ms(self, share: float) -> float:
         """Of the candidate's time less the base's, of the last pairs; NaN before there is one."""
-        recent_ms = list(self._recent_ms)
-        return float(np.quantile(recent_ms, share)) if recent_ms else math.nan
+        ordered = sorted(self._recent_ms)
+        return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else math.nan
 
     @property
     def words(self) -> str:

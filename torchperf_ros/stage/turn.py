@@ -70,6 +70,7 @@ class Turn:
     leave_ns: int  # when waiting ends: the deadline less the publish margin
     ladder: TierLadder  # chooses the tier that runs it
     stream: int = 0  # number of the stream that it is of
+    may_have_backup: bool = True  # whether its stage, or stream, has that fallback
     hedge_ns: int = 0  # when the backup is asked as well, 0 before the runner has started
     offset: int = 0
     length: int = 0
