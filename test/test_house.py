@@ -50,7 +50,7 @@ PARAMETERS = 121
 DATACLASSES = 210
 SWITCHED_OFF = 6
 """Places where the formatter is switched off: tables."""
-PRIVATE_NAMES_IN_TESTS = 35
+PRIVATE_NAMES_IN_TESTS = 20
 """Uses of `other._name` in tests, but for the names that the standard library documents."""
 DOCUMENTED = {"_exit", "_replace"}
 """Of `os`, and of named tuples."""
