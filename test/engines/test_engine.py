@@ -3,19 +3,23 @@
 What engines compile for, and when, is the same with backend eager.
 """
 
+import contextlib
 import functools
 import gc
 import subprocess
 import sys
 import textwrap
+import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchperf_ros.engines import engine
 from torchperf_ros.engines.built_tier import BuiltTier, varying_dims
-from torchperf_ros.engines.engine import EngineUnavailable, GraphReplay
+from torchperf_ros.engines.engine import CaptureFailed, EngineUnavailable, GraphReplay
 from torchperf_ros.engines.package import make_runner
 from torchperf_ros.engines.package_engine import export, nested
 from torchperf_ros.engines.parity import check_engine, measure, random_inputs
@@ -159,6 +163,81 @@ def layers(device):
     )
 
 
+class Recorded(TorchDispatchMode):
+    """A CUDA graph without CUDA: its kernels, with the addresses of what was there before, which it keeps not alive.
+
+    As on a device, what waits for a value cannot be captured.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.kernels, self.made = [], []
+
+    def __torch_dispatch__(self, kernel, types, args=(), kwargs=None):
+        if kernel is torch.ops.aten._local_scalar_dense.default:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        made = kernel(*args, **(kwargs or {}))
+        self.kernels.append(
+            (kernel, pytree.tree_map_only(torch.Tensor, self.address, args), kwargs or {}, made)
+        )
+        self.made.append(made)
+        return made
+
+    def address(self, tensor):
+        return (lambda: tensor) if any(tensor is one for one in self.made) else weakref.ref(tensor)
+
+    def replay(self):
+        for kernel, args, kwargs, made in self.kernels:
+            made.copy_(kernel(*(arg() if callable(arg) else arg for arg in args), **kwargs))
+
+
+@pytest.fixture
+def streams(monkeypatch):
+    """CUDA's streams and graphs without CUDA: the caller's stream, and which streams wait and are set."""
+    cuda, waits, current = torch.cuda, [], []
+    side, caller = (SimpleNamespace(name=name, wait_stream=waits.append) for name in ("side", "caller"))
+    monkeypatch.setattr(cuda, "current_stream", lambda _: caller)
+    monkeypatch.setattr(cuda, "Stream", lambda _: side)
+    monkeypatch.setattr(cuda, "stream", contextlib.nullcontext)
+    monkeypatch.setattr(cuda, "CUDAGraph", Recorded)
+    monkeypatch.setattr(cuda, "graph", lambda graph, capture_error_mode: graph)
+    monkeypatch.setattr(cuda, "set_stream", current.append)
+    return SimpleNamespace(side=side, caller=caller, waits=waits, current=current)
+
+
+def test_given_a_captured_model_that_is_kept_nowhere_else_when_called_then_its_weights_answer_every_shape(
+    streams,
+):
+    net, calls = layers(CPU), []
+    net.register_forward_pre_hook(lambda *_: calls.append(1))
+    frames = [torch.randn(2, 8) for _ in range(3)]
+    others = [torch.randn(3, 8), torch.randn(2, 2, 8)]
+    with torch.inference_mode():
+        expected = [net(frame) for frame in frames + others]
+        calls.clear()
+        replay = GraphReplay(net, (torch.zeros(2, 8),))
+        del net
+        gc.collect()
+        assert len(calls) == 4  # three to warm up, on a stream of their own, and one to capture
+        assert streams.waits == [streams.caller, streams.side]
+        for frame, answer in zip(frames, expected, strict=False):
+            torch.testing.assert_close(replay(frame), answer)
+        assert len(calls) == 4  # the graph alone answered
+        for frame, answer in zip(others, expected[3:], strict=True):
+            torch.testing.assert_close(replay(frame), answer)  # not captured: the model itself answers
+        assert len(calls) == 6
+
+
+def test_given_a_model_that_waits_for_a_value_when_captured_then_the_error_says_so_and_the_stream_is_the_callers(
+    streams,
+):
+    with pytest.raises(
+        CaptureFailed, match="it cannot be captured as a CUDA graph: RuntimeError: operation not permitted"
+    ):
+        GraphReplay(lambda x: x * float(x.sum()), (torch.ones(3),))
+    assert streams.current == [streams.caller]
+
+
 @pytest.mark.gpu
 def test_given_a_captured_model_when_replayed_then_each_result_is_that_of_its_own_input():
     net = layers(CUDA)
@@ -266,10 +345,21 @@ class Counts(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.body, self.spare = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
-        self.other = torch.nn.Sequential(torch.nn.ReLU())
+        self.other, self.calls = torch.nn.Sequential(torch.nn.ReLU()), 0
 
     def forward(self, x, mask):
+        self.calls += 1
         return self.body(x) * mask.sum(1, keepdim=True)
+
+
+@pytest.mark.usefixtures("captured")
+def test_given_a_model_with_a_state_when_run_in_parts_then_the_state_is_the_models_own(adapters):
+    tier = tier_of(adapters, "split", Counts().eval())
+    runner = runner_of(tier, "body")
+    before = tier.model.calls
+    with torch.inference_mode():
+        runner.call(*tier.example)
+    assert (runner.graphs > 0, tier.model.calls) == (True, before + 1)
 
 
 @pytest.mark.usefixtures("captured")

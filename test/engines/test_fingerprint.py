@@ -249,7 +249,13 @@ def test_given_what_is_written_in_c_when_identified_then_it_counts_by_what_can_b
     assert key_of(Net(held=OF_C[what])) == key_of(Net(held=OF_C[what])) != key_of(Net())
 
 
+class Refuses(torch.nn.Linear):
+    def state_dict(self, *args, **kwargs):
+        raise RuntimeError("no state for you")
+
+
 MODULES = {
+    "refuses its state": lambda scale: Refuses(2, scale),
     "scripted": lambda scale: torch.jit.script(torch.nn.Sequential(torch.nn.Linear(2, scale))),
     "quantised": lambda scale: torch.ao.nn.quantized.dynamic.Linear.from_float(quantisable(scale)),
     "not initialised": torch.nn.LazyLinear,

@@ -10,7 +10,7 @@ import torch
 from torchperf_ros.engines import package
 from torchperf_ros.engines.package import ENGINES, users_package
 from torchperf_ros.engines.package_engine import Built, PackageEngine
-from torchperf_ros.engines.parity import check_engine
+from torchperf_ros.engines.parity import LIMITS, check_engine
 from torchperf_ros.engines.stopwatch import Timing
 from torchperf_ros.settings.build_options import AUTO, BuildOptions
 from torchperf_ros.workers.package_manifest import PackageError, manifest_path
@@ -165,6 +165,44 @@ def test_given_eager_as_the_fastest_when_built_then_it_runs_and_nothing_is_missi
     loaded = load(adapters, tmp_path)
     assert (loaded.facts.engine, loaded.facts.why, loaded.missing) == ("eager", "", [])
     assert loaded.facts.choice == "eager 3.05, openvino 3, aoti 6 ms (p50, paced)"
+
+
+@pytest.mark.parametrize("answers_alike", [True, False])
+def test_given_numbers_beyond_fp32s_limits_when_built_then_the_adapters_score_decides_and_the_worker_follows(
+    engines, adapters, tmp_path, monkeypatch, answers_alike
+):
+    def score(adapter, outputs, reference):
+        """The share of rows with the same best class."""
+        return float((outputs["best"][0] == reference["best"][0]).float().mean())
+
+    def inputs(adapter, tier):
+        frames = [torch.randn(8, 4, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2)]
+        return [(frame, torch.ones(8, 3, dtype=torch.int64)) for frame in frames]
+
+    class Far(torch.nn.Module):
+        """Its numbers are 8 % off; its best classes are eager's, or those of the row before."""
+
+        model = adapters.Compiled({}, CPU).build("full").eval()
+
+        def forward(self, x, mask):
+            outputs = self.model(x, mask)
+            best = outputs["best"][0] if answers_alike else outputs["best"][0].roll(1)
+            return outputs | {"scores": 1.08 * outputs["scores"], "best": (best, x)}
+
+    monkeypatch.setattr(adapters.Compiled, "score", score)
+    monkeypatch.setattr(adapters.Compiled, "score_inputs", inputs)
+    engines["openvino"].open = lambda *_: Far()
+    said, good = conftest.build(job(tmp_path, build=[BuildOptions("openvino").as_dict()]))
+    if answers_alike:
+        parity = said[-2]["manifest"]["parity"]
+        assert (good, parity["score"]) == (True, 1.0)
+        assert parity["relative_l2"] > LIMITS["fp32"].relative_l2
+        loaded = Loaded(adapters.Compiled({}, CPU), tmp_path, BuildOptions("openvino"))
+        assert (loaded.facts.engine, loaded.facts.why) == ("openvino", "")
+    else:
+        assert not good
+        assert re.search(r"allowed for fp32: .*; the answers' score is 0\.\d+, at least", said[-2]["text"])
+        assert not list(tmp_path.glob("*.blob"))
 
 
 @pytest.mark.parametrize("damage", ["{", '{"engine": "x", "timings_ms": {"eager": [1, 2]}}'])

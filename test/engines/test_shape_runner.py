@@ -1,4 +1,6 @@
+import gc
 import random
+import weakref
 
 import pytest
 import torch
@@ -46,6 +48,24 @@ def blurred():
     """The second convolution sees the first one's bias where padding is, and zeros where the image ends."""
     torch.manual_seed(0)
     return torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3, padding=1), torch.nn.Conv2d(4, 4, 3, padding=1))
+
+
+class MaskedMean(torch.nn.Module):
+    """Written for padding: a mask says which tokens count."""
+
+    def forward(self, tokens, mask, kinds):
+        weights = mask.unsqueeze(-1).to(tokens.dtype)
+        mean = (tokens * weights).sum(1, keepdim=True) / weights.sum(1, keepdim=True).clamp(min=1.0)
+        return tokens * mean, mean[:, 0], kinds + 1
+
+    @staticmethod
+    def cut(outputs, shapes):
+        tokens, mean, kinds = outputs
+        count = shapes[0][1]
+        return tokens[:, :count], mean, kinds[:, :count]
+
+
+TOKENS = (torch.randn(2, 12, 8), torch.ones(2, 12, dtype=torch.bool), torch.arange(24).view(2, 12))
 
 
 class AsTheyAre(torch.nn.ReLU):
@@ -171,6 +191,17 @@ def test_given_a_size_beyond_the_declared_range_when_run_then_eager_answers_and_
     assert (engine.asked(), runner.hits) == ([((1, 3, 200, 200),)], 1)
 
 
+def test_given_a_model_with_a_mask_when_tokens_masks_and_indices_are_padded_then_the_result_is_eagers():
+    dims = {number: {1: (4, 40)} for number in range(3)}
+    runner, engine, eager = make(MaskedMean(), ShapeOptions("bucket", 16), dims, TOKENS)
+    assert (runner.policy, runner.notes) == ("bucket", [])
+    for count in (40, 17, 5, 33, 12):
+        frame = (torch.randn(2, count, 8), torch.rand(2, count) < 0.5, torch.randint(0, 9, (2, count)))
+        assert_close(runner(*frame), eager.model(*frame))
+    assert {shapes[0][1] for shapes in engine.asked()} <= {12, 16, 32, 40}
+    assert (runner.hits, eager.asked()) == (5, [])
+
+
 def test_given_a_convolution_when_warmed_up_then_buckets_are_refused_and_exact_or_dynamic_is_in_force():
     runner, engine, eager = make(blurred(), ShapeOptions("bucket"), HEIGHT_AND_WIDTH)
     why = (
@@ -233,6 +264,19 @@ def test_given_little_memory_for_buffers_when_sizes_vary_then_old_ones_are_given
             expected = torch.nn.functional.pad(frame, (0, size - width, 0, size - height))
             assert_close(held, expected)
             assert buffers.size_bytes <= 150
+
+
+def test_given_more_sizes_than_are_remembered_when_they_come_again_then_few_are_kept_and_all_are_hits(
+    monkeypatch,
+):
+    monkeypatch.setattr("torchperf_ros.engines.shape_runner._MOST_PLANS", 3)
+    runner, _, _ = make(torch.nn.ReLU(), ShapeOptions("bucket"), {0: {2: (100, 130)}})
+    kept = weakref.WeakSet()  # what runs a frame of a size, one for each that is remembered
+    for height in (*range(101, 109), *range(101, 109)):
+        kept.add(runner.call_for((torch.rand(1, 3, height, 128),)))
+        gc.collect()
+        assert len(kept) <= 3
+    assert (runner.hits, runner.misses) == (16, 0)
 
 
 # --- the requirement: sizes from [100, 200] in both dimensions

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from torchperf_ros.engines.device import Device, choose_device
 from torchperf_ros.engines.engine import Runner
@@ -41,6 +43,17 @@ def test_given_a_model_when_run_then_outputs_and_time_come_back(device):
     assert outputs["y"].tolist() == [3.0, 6.0]
     assert outputs["y"].device.type == device.device.type
     assert took_ns > 0
+
+
+def test_given_known_times_when_calibrated_then_median_and_p99_are_theirs_without_the_warm_up(
+    device, monkeypatch
+):
+    engine = eager(Counting(), device)
+    times_ms = iter([900.0, 900.0, 900.0, *range(1, 21)])
+    monkeypatch.setattr(engine, "_timed", lambda inputs: (None, next(times_ms) * 1e6))
+    calibration = engine.calibrate((torch.ones(1),))
+    assert calibration.median_ms == 10.5
+    assert calibration.p99_ms == pytest.approx(19.81)
 
 
 class Engine:
@@ -248,3 +261,14 @@ def test_given_dynamic_dimensions_when_sizes_differ_then_only_rank_and_type_coun
     for wrong in (torch.zeros(7), torch.zeros(7, 5, dtype=torch.int32)):
         with pytest.raises(InvalidOutput):
             check.check(wrong)
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(width=32), max_size=20))
+def test_given_any_values_when_checked_then_just_the_finite_ones_pass(values):
+    check = OutputCheck(torch.zeros(len(values)), fixed_sizes=True)
+    if all(map(math.isfinite, values)):
+        check.check(torch.tensor(values))
+    else:
+        with pytest.raises(InvalidOutput, match="NaN or Inf"):
+            check.check(torch.tensor(values))

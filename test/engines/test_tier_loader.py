@@ -288,6 +288,31 @@ def test_given_a_users_package_when_the_adapter_cannot_build_then_it_runs_and_th
     )
 
 
+@pytest.mark.parametrize("fits", [True, False])
+def test_given_a_users_package_when_the_built_model_cannot_be_hashed_then_the_reason_is_there_whichever_runs(
+    load, built, monkeypatch, fits
+):
+    def refuse(model):
+        raise RuntimeError("weights on another machine")
+
+    package = built.package()
+    if not fits:
+        other_package(monkeypatch, lambda x, mask: {"scores": x})
+    monkeypatch.setattr("torchperf_ros.worker.tier_loader.weights_hash", refuse)
+    loaded = load(package=package)
+    if (
+        fits
+    ):  # which model it is, is not known: it is not compared with this one, which is no stand-in for it
+        assert loaded.facts.engine == "aoti"
+        assert "no eager: RuntimeError: weights on another machine (" in loaded.facts.why
+        with pytest.raises(BadInput, match="not prepared, and there is no eager model"):
+            loaded.run(2)
+    else:
+        assert loaded.facts.engine == "eager"
+        assert loaded.reported == [f"tier full runs in eager: its package is refused: {loaded.facts.why}"]
+        assert eager_differs(loaded, 2) == 0.0
+
+
 @pytest.mark.parametrize(
     ("change", "seed", "why"),
     [

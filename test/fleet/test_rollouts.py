@@ -243,6 +243,33 @@ def wish_of(path):
     return ParameterSource("perception", lambda: config, lambda: VALUES).wish()
 
 
+@pytest.mark.parametrize("named", ["before the look", "after the look", "never"])
+def test_given_another_file_is_named_meanwhile_when_a_trial_is_rolled_back_then_that_is_of_its_own_file(
+    stage, beside, tmp_path, named
+):
+    for version in ("7", "8"):
+        (tmp_path / version).write_text(f"version: '{version}'\nadapter: m:Other\n")
+    files = [tmp_path / "7"]
+    source = ParameterSource(
+        "perception",
+        lambda: stage_config("perception", {**VALUES, "candidate": str(files[-1])}),
+        lambda: VALUES,
+    )
+    assert source.wish().beside == "7"
+    trial = Trial(stage, "7")
+    beside.refused = "it publishes B"
+    if named == "before the look":
+        files.append(tmp_path / "8")
+    wish = source.wish()
+    if named == "after the look":
+        files.append(tmp_path / "8")
+    if trial.ends(source, wish):
+        source.rolled_back(trial.over)
+    assert trial.over == "refused: it publishes B"
+    expected = ("", "7: refused: it publishes B") if named == "never" else ("8", "")
+    assert (source.wish().beside, source.wish().why) == expected
+
+
 def test_given_a_candidate_that_others_can_change_when_read_then_it_is_refused_and_the_mode_is_named(
     tmp_path,
 ):

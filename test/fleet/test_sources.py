@@ -166,3 +166,10 @@ def test_given_a_good_version_whose_file_was_changed_when_started_then_it_is_not
 def test_given_facts_that_no_plan_can_ask_for_when_checked_then_the_parameter_is_named(fact, said):
     with pytest.raises(ConfigError, match=f"parameter rollout.vehicle or rollout.facts: .*{said}"):
         facts_of_vehicle(options_with(fact))
+
+
+def test_given_the_owner_rolled_back_while_it_was_off_when_started_then_the_base_comes_up(desk, vehicle):
+    plan = desk.publish(serving(steps=(RolloutStep(100),), issued=desk.now))
+    serve(vehicle()[0])
+    desk.publish(plan.rolled_back(desk.now))
+    assert vehicle()[0].running() is None  # though version 7 was good when it was switched off

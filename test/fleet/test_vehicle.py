@@ -8,10 +8,12 @@ import hashlib
 import os
 import re
 import signal
+import tracemalloc
 from dataclasses import replace
 
 import pytest
 
+from test.settings.test_bounded_file import MIB
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.fleet.plan import RolloutStep
 from torchperf_ros.fleet.records import read_records, record_files
@@ -234,6 +236,37 @@ def test_given_a_fifo_where_a_file_is_looked_for_when_it_looks_then_it_goes_on_a
     decision = (desk.vehicle() if name == STATE_FILE else vehicle).look()
     assert re.search(f"{name}: cannot be read.*is a FIFO and no file", f"{decision.problem} {decision.why}")
     assert decision.role is {"plan.json": Role.SERVING}.get(name, Role.NONE)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("plan.json", "cannot be read: has more than 1,048,576 bytes; the last accepted plan"),
+        ("a.pt2", "and the plan says"),  # packages are large
+        (STATE_FILE, "has more than 16,777,216 bytes"),
+        ("key.pub", "cannot be read (has more than 1,048,576 bytes)"),
+    ],
+)
+def test_given_a_file_that_is_too_large_when_it_looks_then_it_says_so_and_does_not_hold_it_in_memory(
+    desk, name, said
+):
+    (desk.folder / "a.pt2").write_bytes(b"abc")
+    desk.publish(serving(files={"a.pt2": sum_of(b"abc")}))
+    vehicle = desk.vehicle()
+    vehicle.look()
+    os.truncate(desk.folder / (EARLY if name == STATE_FILE else "") / name, 64 * MIB)
+    tracemalloc.start()
+    try:
+        if name == "key.pub":
+            with pytest.raises(ConfigError, match=re.escape(said)):
+                desk.vehicle()
+        else:
+            decision = (desk.vehicle() if name == STATE_FILE else vehicle).look()
+            assert said in f"{decision.problem} {decision.why}"
+            assert decision.role is (Role.SERVING if name == "plan.json" else Role.NONE)
+        assert tracemalloc.get_traced_memory()[1] < 40 * MIB
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("name", ["plan.json", "a.pt2", "key.pub"])

@@ -12,6 +12,7 @@ from torchperf_ros.models.detection_messages import KINDS, MARKER_ARRAY
 from torchperf_ros.models.driving_messages import ODOMETRY, odometry_message
 from torchperf_ros.models.lidar import LidarAdapter
 from torchperf_ros.models.pillars import MAP_FIELDS, OUTSIDE, SPARE_POINTS
+from torchperf_ros.models.planner import PlannerAdapter
 from torchperf_ros.models.point_cloud import CLOUD, cloud_message
 
 CPU = torch.device("cpu")
@@ -100,6 +101,14 @@ def test_given_what_gets_lost_when_preprocessed_then_the_log_says_it_once_in_a_w
     blind, clock = capfd.readouterr().err.splitlines()
     assert blind == "cloud: none of the cloud's 3 points is a return: the lidar sees nothing"
     assert "up to 500 s from the cloud's stamp: they are of another clock" in clock
+
+
+def test_given_markers_of_a_lidar_when_planned_with_body_axes_then_they_are_ahead_and_to_the_left():
+    array = LidarAdapter({}, CPU).postprocess(cells((0.6, 20, 3, 4.5, 1.9, 0.0, 0)), messages([]))
+    planner = PlannerAdapter({"detections_frame": "body"}, CPU)
+    planner.observe({"detections": Received(array, STAMP_NS, 1.0)})
+    rows, _ = planner.history.window()
+    assert rows[-1, :4].tolist() == pytest.approx([20 / 50, 3 / 20, 4.5 / 5, 1.9 / 5])
 
 
 def test_given_boxes_when_postprocessed_then_markers_stand_on_the_ground_and_survive_the_wire():

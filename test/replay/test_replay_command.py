@@ -87,7 +87,10 @@ def test_given_a_dry_run_when_asked_then_it_says_what_goes_where(log):
     ("arguments", "words"),
     [
         (["/nowhere.mcap"], "/nowhere.mcap"),
-        (["LOG", "--map", "image"], "--map 'image': has to be LOG_TOPIC:=STAGE_TOPIC"),
+        *(
+            (["LOG", "--map", text], f"--map '{text}': has to be LOG_TOPIC:=STAGE_TOPIC")
+            for text in ("image", ":=image", "/camera:=")
+        ),
         (["LOG", "--map", "/a:=image", "--map", "/b:=image"], "--map '/b:=image': image is /a already"),
         (["LOG", "--set", "budget"], "--set 'budget': has to be NAME=VALUE"),
         (

@@ -43,9 +43,9 @@ def test_given_streams_when_the_stages_are_counted_then_streams_of_one_stage_are
     path = tmp_path / "params.yaml"
     path.write_text(TEXT, encoding="utf-8")
     whole = read_params_file(path).whole_stages
-    assert [(one.name, one.stream, one.priority, one.streams) for one in whole] == [
-        ("perception", "", 1, ("front", "rear")),
-        ("planning", "", 0, ()),
+    assert [(one.name, one.stream, one.priority, one.streams, one.output) for one in whole] == [
+        ("perception", "", 1, ("front", "rear"), "detections"),
+        ("planning", "", 0, (), "trajectory"),
     ]
 
 

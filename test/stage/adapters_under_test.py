@@ -29,6 +29,7 @@ TRIGGER = "geometry_msgs/msg/PointStamped"
 OUTPUT = "nav_msgs/msg/Path"
 POSES = 11
 TIER_OFFSET = 1000.0
+BREAKS_THE_RUN, SLOWS_THE_RUN = 66_666.0, 33_333.0
 
 
 class Offset(torch.nn.Module):
@@ -407,12 +408,18 @@ class Slow(torch.nn.Module):
     """Takes 20 ms for however many frames, as a GPU does that has room for more."""
 
     def forward(self, x):
-        time.sleep(0.02)
+        time.sleep(0.3 if (x == SLOWS_THE_RUN).any() else 0.02)
+        if (x == BREAKS_THE_RUN).any():
+            throw(RuntimeError("an index is out of range"))
         return x + 0.0
 
 
 class Batched(Controlled):
-    """Frames of several streams may run together."""
+    """Frames of several streams may run together; with the option `sizes` each stream's are of another size."""
+
+    def __init__(self, options, device):
+        super().__init__(options, device)
+        self._size = ord(options["stream"][0]) if options.get("sizes") else 1
 
     def build(self, tier):
         return Slow()
@@ -425,7 +432,9 @@ class Batched(Controlled):
 
     def preprocess(self, messages):
         x, _ = super().preprocess(messages)
-        return (x[None],)
+        do = self._orders(messages["point"]).get("do")
+        x = {"break_run": x * 0 + BREAKS_THE_RUN, "slow_run": x * 0 + SLOWS_THE_RUN}.get(do, x)
+        return (x[None].expand(1, self._size).contiguous(),)
 
     def postprocess(self, outputs, messages):
         return super().postprocess(outputs[0], messages)

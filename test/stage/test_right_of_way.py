@@ -1,16 +1,17 @@
 """Stages of different priority: the lower one's frame is not begun where the higher one has a frame due."""
 
+import math
 import os
 import random
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from torchperf_ros.api.outcome import Fallback, Outcome
 from torchperf_ros.settings.config import node_config, stage_config
-from torchperf_ros.stage.right_of_way import NEVER_NS, RightOfWay, expected_ns, set_right_of_way
+from torchperf_ros.stage.right_of_way import NEVER_NS, Arrivals, RightOfWay, expected_ns, set_right_of_way
 from torchperf_ros.workers.worker_setup import worker_setup
 
 from .conftest import wait_until
@@ -240,3 +241,56 @@ def test_given_a_lower_stage_whose_run_fails_when_a_higher_one_has_a_frame_then_
         answer = stage.ask({"do": "raise", "once": True})
         assert (answer.outcome, answer.fallback) == (Outcome.ERROR, fallback)
         stage.wait_for_workers()
+
+
+class FramesOnPaper(StageOnPaper):
+    """A higher stage, 30 Hz with some jitter, whose frames take 12 ms."""
+
+    def __init__(self, draw):
+        super().__init__("high", 1)
+        self.draw, self.arrivals, self.next_ns, self.busy_until_ns, self.frames = (
+            draw,
+            Arrivals(),
+            33 * MS,
+            0,
+            0,
+        )
+
+    def due_ns(self, now_ns):
+        return now_ns if now_ns < self.busy_until_ns else self.arrivals.expected_ns(now_ns)
+
+    def frame(self):
+        self.arrivals.add(SimpleNamespace(received_ns=self.next_ns, comes_from_a_stage=False))
+        self.busy_until_ns = self.next_ns + 12 * MS
+        self.next_ns += round(self.draw.gauss(33.3, 0.5) * MS)
+        self.frames += 1
+
+
+@settings(max_examples=10, deadline=None, phases=(Phase.generate,))
+@given(st.integers(0, 1000), st.integers(5, 15), st.floats(0.02, 0.3), st.floats(0.0, 0.01))
+def test_given_runs_that_vary_when_a_lower_stage_begins_what_fits_then_few_higher_frames_find_one_going(
+    seed, median_ms, sigma, stalls
+):
+    """Two minutes.
+
+    The lower stage always has a frame. Its runs are log-normal; a few take 2 to 6 times as long.
+    """
+    draw = random.Random(seed)
+    high = FramesOnPaper(draw)
+    way = RightOfWay(StageOnPaper(), [high], has_own_cores=False)
+    now_ns = ends_ns = overlaps = runs = 0
+    running = False
+    while now_ns < 120_000 * MS:
+        now_ns = min(high.next_ns, ends_ns)
+        if now_ns == high.next_ns:
+            high.frame()
+            overlaps += running and ends_ns > now_ns
+        elif blocked := way.blocks(now_ns, median_ms * math.exp(2.33 * sigma)):  # their p99
+            ends_ns, running = blocked[0], False
+        else:
+            stall = draw.uniform(2, 6) if draw.random() < stalls else 1.0
+            took_ms = median_ms * draw.lognormvariate(0, sigma) * stall
+            ends_ns, running, runs = now_ns + round(took_ms * MS), True, runs + 1
+            way.ran(took_ms, ends_ns)
+    assert runs > 10
+    assert overlaps <= 0.005 * high.frames

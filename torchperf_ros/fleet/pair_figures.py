@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-import numpy as np
-
 from torchperf_ros.api.outcome import IN_TIME, Outcome
 from torchperf_ros.safety.guard import Known
 from torchperf_ros.stage.frame import Answer
@@ -182,13 +180,17 @@ class PairFigures:
         block, self.block = self.block, PairBlock()
         return block
 
+    def quantile_ms(self, share: float) -> float:
+        """Of the candidate's time less the base's, of the last pairs; NaN before there is one."""
+        ordered = sorted(self._recent_ms)
+        return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else math.nan
+
     @property
     def words(self) -> str:
         total = self.total
         parts = [f"{total.pairs} frames", f"{total.candidate_late} late (base {total.base_late})"]
         if total.both:
-            middle, high = np.quantile(list(self._recent_ms), (0.5, 0.99))
-            parts.append(f"{middle:+.2f} ms p50, {high:+.2f} ms p99")
+            parts.append(f"{self.quantile_ms(0.5):+.2f} ms p50, {self.quantile_ms(0.99):+.2f} ms p99")
         if total.compared:
             parts.append(f"{total.different} of {total.compared} outputs differ")
         if total.scored:

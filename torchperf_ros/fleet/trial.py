@@ -122,7 +122,8 @@ class Trial:
         bars = bool(refused or broken)
         if self.over:
             self.leave_by_s = time.monotonic() + (0.0 if bars else _MINUTE_S)
-        return bars
+        # The source may have another candidate by now, which a reason against this one says nothing of.
+        return bars and wish.candidate in {"", self.candidate}
 
     def _not_wanted(self, wish: Wish) -> str:
         # A wish with nothing beside says that the roll-out is done.

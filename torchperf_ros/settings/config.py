@@ -248,7 +248,9 @@ class StageConfig:
     @property
     def whole_stage(self) -> "StageConfig":
         """That of the stage which this is a stream of."""
-        return replace(self, name=self.stage, stream="") if self.stream else self
+        if not self.stream:
+            return self
+        return replace(self, name=self.stage, stream="", output=self.output.removeprefix(f"{self.stream}/"))
 
     @property
     def stream_number(self) -> int | None:

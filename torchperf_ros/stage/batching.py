@@ -4,6 +4,7 @@ No frame waits for one that has not come. Frames that wait for a worker run toge
 than one after the other, and if all of them are answered by their deadlines.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,7 +13,7 @@ from torchperf_ros.stage.turn import Turn
 from torchperf_ros.workers.calibration import Batching, SortedWindow, usual_p99
 
 _WINDOW = 128
-_MOST_REFUSALS = 1000
+_MOST_REFUSALS = 150  # asked several times a frame: within a second or two
 _SPARED = 1  # slow run of a window; the next one counts
 
 
@@ -22,6 +23,7 @@ class FrameBatch:
 
     size: int
     turns: dict[int, Turn]
+    slowest_ms: float = 0.0  # the longest inference of those that were answered
 
 
 class BatchTimes:
@@ -36,7 +38,7 @@ class BatchTimes:
         self.most, self.refusal = 1, ""
         self._measured: dict[int, Sequence[tuple[int, float]]] = {}
         self._own: dict[tuple[int, int], SortedWindow] = {}
-        self._refusals = 0  # of sizes that own runs speak against
+        self._refusals: Counter[tuple[int, int]] = Counter()  # of what own runs speak against
 
     def measured(self, found: Batching) -> None:
         """Take what a worker has found out at its start."""
@@ -85,7 +87,7 @@ class BatchTimes:
     def _left_out(self, tier: int, size: int) -> None:
         """What was slow once is not slow for ever: after a while the measurement of the start counts again."""
         if (own := self._own.get((tier, size))) is not None:
-            self._refusals += 1
-            if self._refusals >= _MOST_REFUSALS:
-                self._refusals = 0
+            self._refusals[tier, size] += 1
+            if self._refusals[tier, size] >= _MOST_REFUSALS:
+                self._refusals[tier, size] = 0
                 own.clear()

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from torchperf_ros.api.clock import NS_PER_MS
-from torchperf_ros.api.outcome import Fallback, Outcome
+from torchperf_ros.api.outcome import Outcome
 from torchperf_ros.settings.config import StageConfig
 from torchperf_ros.stage.batching import BatchTimes, FrameBatch
 from torchperf_ros.stage.frame import StepTimes
@@ -147,8 +147,7 @@ class Crew:
 
     def wants_backup(self, turn: Turn, now_ns: int) -> bool:
         """Whether another worker is to run the frame too: the runner failed, or is nearly out of time."""
-        is_configured = Fallback.BACKUP in self.pool.config.fallback
-        return is_configured and turn.wants_backup(now_ns, hedges=self.practice.hedge_rule.allowed)
+        return turn.may_have_backup and turn.wants_backup(now_ns, hedges=self.practice.hedge_rule.allowed)
 
     def start_backup(self, turn: Turn, now_ns: int, *, always: bool) -> bool:
         """Run the frame on another worker as well, on the cheapest tier, if one is idle.
@@ -223,9 +222,9 @@ class Crew:
                 fresh_ms=fresh_ms,
             )
             return None
-        size = 1
+        batch = None
         if isinstance(run, FrameBatch):
-            size, batch = run.size, run
+            batch = run
             run = batch.turns.pop(response.stream)
             if batch.turns:
                 self._running[worker] = batch
@@ -238,12 +237,24 @@ class Crew:
             known_ms = steps.inference_ms
             # A run that was stopped would have taken longer than there was time.
             inference_ms = max(known_ms, fresh_ms) if outcome is Outcome.PARTIAL else known_ms
-            if size > 1:
-                self.batch_times.add(response.tier, size, known_ms)
-            else:
+            if batch is None:
                 self._lessons.append((run.ladder, response.tier, inference_ms, took_ms - known_ms))
+        if has_run and batch is not None:
+            self._learn_batch(batch, run.ladder, response.tier, steps.inference_ms, took_ms)
         self._give(worker, run, response, payload, steps)
         return run
+
+    def _learn_batch(
+        self, batch: FrameBatch, ladder: TierLadder, tier: int, inference_ms: float, took_ms: float
+    ) -> None:
+        """Learn once from a batch, when its last frame is there.
+
+        Frames of different sizes ran one after the other: what each took alone says nothing of the whole.
+        """
+        batch.slowest_ms = max(batch.slowest_ms, 0.0 if math.isnan(inference_ms) else inference_ms)
+        if not batch.turns and batch.slowest_ms:
+            beside_ms = batch.size * ladder.forecast(tier).overhead_ms
+            self.batch_times.add(tier, batch.size, max(batch.slowest_ms, took_ms - beside_ms))
 
     def _give(
         self, worker: WorkerProcess, run: Turn, response: Response, payload: bytes, steps: StepTimes
@@ -296,7 +307,7 @@ class Crew:
             return False
         if turn.suspect and turn.backup is None:
             return False
-        if Fallback.BACKUP not in self.pool.config.fallback:
+        if not turn.may_have_backup:
             return False
         return any(other is not turn.runner and other.available for other in self.pool.everyone)
 

@@ -77,6 +77,10 @@ class Arrivals:
         """The earliest receipt of the next frame: the shortest interval after the last one."""
         return self._last_ns + min(self._intervals_ns, default=0)
 
+    def have_ended(self, now_ns: int) -> bool:
+        """Whether frames come no more: twice the longest of the last intervals has gone by without one."""
+        return now_ns > self._last_ns + 2 * max(self._intervals_ns, default=0)
+
     def expected_ns(self, now_ns: int) -> int:
         """When the next frame is expected; `NEVER_NS` for a stage that another stage triggers."""
         period_ns = min(self._intervals_ns, default=0) if self._comes_by_itself else 0

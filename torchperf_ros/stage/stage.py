@@ -60,6 +60,7 @@ _FIRST_WAKE_MS = 2.0
 _FIRST_WAKE_SHARE = 0.06  # of the budget
 # Outcomes that no run of a stage of lower priority can have brought about.
 _SAY_NOTHING = frozenset({Outcome.BAD_INPUT, Outcome.STARTING})
+_WAIT_SHARE = 0.05  # of the newest frame, in what a frame of a stream usually waits
 _WITHHELD = "withheld: the emergency lane is latched"
 
 
@@ -142,9 +143,9 @@ class Stage:
             self.checks += [self.guard.check_output, self.scenes.check_output]
             self.observers.append(self.guard.answered)
         self.behind = 0
-        self._alone = (
-            False  # whether a frame of this stream has failed in a batch, and none came through since
-        )
+        self._usual_wait_ms = 0.0  # of the frames of a stream, for a worker that another one has
+        # whether a frame of this stream had no result of a batch, and none has come through since
+        self._alone = False
         self._unlogged = ""  # the traceback of an error that happened under the lock
         self._accepting = False
 
@@ -238,7 +239,8 @@ class Stage:
         ladder = self.model.crew.use(frame.scene, self.place)
         leave_ns = max(now_ns, frame.deadline_ns - round(self.margin.ms * NS_PER_MS))
         wait_ms = (now_ns - frame.received_ns) / NS_PER_MS
-        self.turn = Turn(frame, wait_ms, leave_ns, ladder, self.place)
+        can_back_up = Fallback.BACKUP in self.config.fallback
+        self.turn = Turn(frame, wait_ms, leave_ns, ladder, self.place, can_back_up)
         self._go_on(self.turn, now_ns)
         if self.shadow is not None:
             self.shadow.begun()
@@ -321,7 +323,7 @@ class Stage:
 
     def _waits_for_others(self, turn: Turn, now_ns: int) -> bool:
         """Whether the frame may still wait for those of other streams; sets when to look again if it does."""
-        if not self.config.batch_wait_ms or self.thread.all_wait:
+        if not self.config.batch_wait_ms or not self.may_batch or self.thread.all_wait:
             return False
         until_ns = turn.frame.received_ns + round(self.config.batch_wait_ms * NS_PER_MS)
         whole_ms = self.model.crew.whole_batch_ms(self.ladder)
@@ -352,6 +354,10 @@ class Stage:
     def go_on(self, turn: Turn | None, verdict: Verdict | None) -> None:
         """Do what takes a moment, without the lock: answer the frame if there is a verdict, publish alerts."""
         if turn is not None and verdict is not None:
+            late_ms = -turn.left_ms(self.clock())
+            if verdict[0] is not Outcome.ON_TIME and late_ms >= 0:
+                # Answers of other streams may have gone out first.
+                self.margin.woke(late_ms)
             self._next(turn, self._answer(turn, verdict))
         elif turn is not None and (now_ns := self.clock()) >= turn.prepare_ns:
             ros_leave_ns = self.ros_now() + turn.leave_ns - now_ns
@@ -386,6 +392,7 @@ class Stage:
             ):
                 way.ran((now_ns - worker.busy_since_ns) / NS_PER_MS, now_ns)
         if turn is not None and response.outcome == Outcome.ON_TIME:
+            self._alone = False
             self.scenes.name(response.scene, worker, response.seq)
             if turn.answered:
                 self.statistics.counters.late_results += 1
@@ -402,7 +409,6 @@ class Stage:
         if turn.failure is not None and (turn.partial is not None or not crew.may_have_backup(turn)):
             return crew.partial(turn, (turn.failure, turn.reason))
         if now_ns >= turn.leave_ns:
-            self.margin.woke(-turn.left_ms(now_ns))
             return crew.partial(turn, crew.why_late(turn, now_ns))
         if turn.runner is None:
             self._start(turn, now_ns)
@@ -482,11 +488,13 @@ class Stage:
             if runs_late and self.mailbox.waiting is None:
                 self._start(answered, now_ns)  # for the histories, and the next `hold_last`
             crew.learn(answered, now_ns)
+            if self.thread.has_streams:
+                begun_ns = answered.begun_ns or answered.leave_ns
+                waited_ms = (begun_ns - answered.frame.received_ns) / NS_PER_MS
+                self._usual_wait_ms += _WAIT_SHARE * (waited_ms - self._usual_wait_ms)
             self.behind = self.behind + 1 if answer.outcome is Outcome.LATE else 0
-            if answered.together and answered.failure is not None:
+            if answered.together and answered.result is None:
                 self._alone = True
-            elif answered.survived:
-                self._alone = False
             self.statistics.counters.batched += answered.together
             self.statistics.counters.missed_observations += crew.unseen
             crew.unseen = 0
@@ -748,8 +756,8 @@ class Stage:
 
     @property
     def fresh_ms(self) -> float:
-        """Time that a frame has which did not wait."""
-        return self.budget_ms - self.margin.ms
+        """Time that a frame has which did not wait; among streams, which waited for a worker as is usual."""
+        return self.budget_ms - self.margin.ms - self._usual_wait_ms
 
     def _least_ms(self, scene: int) -> float:
         """What the cheapest tier of a scene takes, with the time to publish: no budget is shorter."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _NO_DEADLINE = 1 << 62
 _MOST_BEHIND = 3  # frames of a stream in a row without a result in time: then others give way
 _LOOK_AGAIN_NS = 2 * NS_PER_MS
+_TRIES_EACH = 8  # of so many frames in a row that none would be in time by what is known, one runs
 
 
 class StageThread:
@@ -43,7 +44,7 @@ class StageThread:
         self._alarms: list[Alarm] = []
         for _ in config.streams:
             Alarm(self.waiter, self._alarms)
-        self._stopped = 0
+        self._stopped: set[int] = set()  # places of the stages that have asked for the end
         self._ran: dict[WorkerProcess, int] = {}  # the stream of whose frame a worker that is gone had one
         self._at: Stage | None = None  # which stage the thread works for, None: for all
         self._open = True
@@ -94,8 +95,15 @@ class StageThread:
 
     @property
     def next_frame_ns(self) -> int:
-        """The earliest receipt of the next frame of any of its stages."""
-        return min(stage.arrivals.next_ns for stage in self.stages)
+        """The earliest receipt of the next frame of any of its stages that has frames."""
+        return min(
+            (stage.arrivals.next_ns for stage in self.stages if self._has_frames(stage)),
+            default=self.stages[0].arrivals.next_ns,
+        )
+
+    def _has_frames(self, stage: "Stage") -> bool:
+        """Whether the stage is alone, or a stream whose frames come: an unplugged one wants no worker."""
+        return not self._alarms or not stage.arrivals.have_ended(self._clock())
 
     def start(self, stage: "Stage") -> None:
         """Start the workers and the thread, when the first of its stages asks for it."""
@@ -106,8 +114,9 @@ class StageThread:
     def stop(self, stage: "Stage") -> None:
         """End the thread and kill the workers, when the last of its stages asks for it."""
         with self.lock:
-            self._stopped += 1
-            if self._stopped < len(self.stages):
+            was_stopped = stage.place in self._stopped
+            self._stopped.add(stage.place)
+            if was_stopped or len(self._stopped) < len(self.stages):
                 return
         self._open = False
         with self.lock:
@@ -260,9 +269,17 @@ class StageThread:
     def is_too_late(self, turn: Turn, now_ns: int) -> bool:
         """Whether a run of this frame would only keep a worker from frames that can still be in time.
 
-        Where all streams are behind it may run: what is known of a run's time may be what is wrong.
+        Where all streams that have frames are behind it may run: what is known of a run's time may be what is
+        wrong. So may some frames of a stream whose frames would be too late even if they had not waited, as
+        none of them would ever show that; they go on as long as they are in time.
         """
-        return _is_too_late(turn, now_ns) and any(not stage.behind for stage in self.stages)
+        if not _is_too_late(turn, now_ns):
+            return False
+        stage = self.stages[turn.stream]
+        never_ms = (turn.leave_ns - turn.frame.received_ns) / NS_PER_MS
+        if never_ms < turn.ladder.likely_ms(turn.ladder.last) and stage.behind % _TRIES_EACH == 0:
+            return False
+        return any(not one.behind and self._has_frames(one) for one in self.stages)
 
 
 def _is_too_late(turn: Turn, now_ns: int) -> bool:

@@ -70,12 +70,14 @@ class Turn:
     leave_ns: int  # when waiting ends: the deadline less the publish margin
     ladder: TierLadder  # chooses the tier that runs it
     stream: int = 0  # number of the stream that it is of
+    may_have_backup: bool = True  # whether its stage, or stream, has that fallback
     hedge_ns: int = 0  # when the backup is asked as well, 0 before the runner has started
     offset: int = 0
     length: int = 0
     runner: WorkerProcess | None = None  # worker that runs it, None while none is idle
     backup: WorkerProcess | None = None  # worker that runs it on the cheapest tier, None if none does
     hedged: bool = False  # whether the backup was asked because the runner was overdue
+    begun_ns: int = 0  # when the runner got it, 0 before
     tier: int = -1  # tier of the runner's run, -1 before
     result: RunResult | None = None  # the runner's good result
     backup_result: RunResult | None = None  # the backup's good result
@@ -107,7 +109,7 @@ class Turn:
         The backup is asked at the last moment at which it could still answer, in `backup_ms`, but not
         before the runner is overdue.
         """
-        self.runner, self.tier = runner, tier
+        self.runner, self.tier, self.begun_ns = runner, tier, now_ns
         last_moment_ns = self.leave_ns - round(backup_ms * NS_PER_MS) - _HEDGE_MARGIN_NS
         self.hedge_ns = max(last_moment_ns, now_ns + round(expected_ms * NS_PER_MS))
 

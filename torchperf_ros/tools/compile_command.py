@@ -117,14 +117,15 @@ def compile_tiers(  # noqa: PLR0913, PLR0917 - one for each option
 
 def _jobs(config: "NodeConfig", tiers: Sequence[str], more: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     jobs = {}
-    there = {tier for stage in config.stages for tier in stage.tiers}
+    there = {tier for stage in config.whole_stages for tier in stage.tiers}
     if unknown := sorted(set(tiers) - there):
         raise ConfigError(f"--tiers {unknown[0]!r} is not there; there are {', '.join(sorted(there))}")
-    for found in config.stages:
+    for found in config.whole_stages:
         numbers = [number for number, name in enumerate(found.tiers) if not tiers or name in tiers]
         jobs[found.name] = {
             "adapter": found.adapter,
-            "options": found.options,
+            # Each stream has the model that the first one builds.
+            "options": found.options | ({"stream": found.streams[0]} if found.streams else {}),
             "device": config.device,
             "threads": config.worker_threads,
             "tiers": [found.tiers[number] for number in numbers],

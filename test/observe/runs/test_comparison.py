@@ -95,6 +95,27 @@ def test_given_unknown_latencies_when_compared_then_they_do_not_count():
             assert alike.status(strict=True) == 0
 
 
+def test_given_frames_under_a_profiler_when_compared_then_they_do_not_count(base):
+    (stage,) = base.stages
+    frames = stage.frames.copy()
+    slow = np.arange(len(frames)) % 10 == 3
+    frames["total_ms"][slow] *= 3
+    profiled = set(frames["t_ns"][slow].tolist())
+    found = verdicts(base, replace(base, stages=(replace(stage, frames=frames, profiled=profiled),)))
+    assert all(found[key].verdict is Judgement.EQUIVALENT for key in ("p50", "p99"))
+    unknown = verdicts(base, replace(base, stages=(replace(stage, frames=frames),)))
+    assert unknown["p99"].verdict is not Judgement.EQUIVALENT
+
+
+def test_given_runs_without_deadlines_when_compared_then_their_latencies_are_and_no_budget_is_named(base):
+    fast = replace(
+        base, stages=(replace(base.stages[0], frames=made.rows(made.latencies(2000, 1), math.nan)),)
+    )
+    found = against(fast, fast)
+    assert {one.metric.key: one.verdict for one in found.changes}["p99"] is Judgement.EQUIVALENT
+    assert not any("budget" in note for note in found.notes)
+
+
 def test_given_a_log_of_which_half_is_missed_when_compared_then_it_is_worse_wherever_the_misses_lie():
     some = np.random.default_rng(0).permutation(900)
     values = made.latencies(900, 1)

@@ -6,10 +6,12 @@ import resource
 import shutil
 import socket
 import subprocess
+import sys
 import threading
 import time
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from unittest import mock
 
@@ -251,6 +253,33 @@ def test_given_a_stage_whose_lock_is_held_when_scraped_then_nobody_waits(stages)
     for stage in stages:
         stage.lock = Untouchable()
     assert b"torchperf_frames_total" in generate_latest(registry_of(stages))
+
+
+def test_given_frames_and_scrapes_at_once_then_every_answer_was_counted_once(
+    stages, make_answer, answered, request
+):
+    registry, labels = registry_of(stages), {"stage": "planning", "tier": "full"}
+    answer, over = make_answer(), threading.Event()
+
+    def scrape():
+        counts = []
+        while not (counts and over.is_set()):
+            generate_latest(registry)
+            counts.append(registry.get_sample_value("torchperf_latency_seconds_count", labels) or 0.0)
+        return counts
+
+    before_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # threads take turns in the middle of everything
+    request.addfinalizer(lambda: sys.setswitchinterval(before_s))
+    with ThreadPoolExecutor() as scrapers:
+        scraped = [scrapers.submit(scrape) for _ in range(3)]
+        for _ in range(2000):
+            answered(stages[1], answer)
+        over.set()
+    for one in scraped:
+        assert one.result() == sorted(one.result())
+    assert registry.get_sample_value("torchperf_latency_seconds_count", labels) == 2000
+    assert registry.get_sample_value("torchperf_unrecorded_rows_total", {"stage": "planning"}) == 0
 
 
 @pytest.mark.skipif(

@@ -81,3 +81,12 @@ def test_given_several_streams_when_each_sets_its_alarm_then_the_timer_rings_for
             alarms[stream].set(at_ns)
             wanted[stream] = at_ns
         assert timer.at_ns == min((at for at in wanted if at), default=0)
+
+
+def test_given_two_sizes_that_were_slow_when_the_machine_is_well_again_then_both_are_tried_at_once():
+    times = BatchTimes()
+    times.measured(Batching(4, "", (((1, 10.0), (2, 12.0), (4, 14.0)),)))
+    for size in (2, 3, 4) * 3:
+        times.add(TIER, size, 100.0)
+    found = [times.largest(TIER, [50.0] * 4, 10.0, 0.0, 1.0) for _ in range(200)]
+    assert (found[0], found[-1]) == (1, 4)

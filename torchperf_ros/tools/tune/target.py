@@ -90,7 +90,7 @@ def target_of_adapter(adapter: str, tiers: Sequence[str], own: Mapping[str, Any]
 def target_of_file(path: Path, name: str | None, own: Mapping[str, Any], device: str | None) -> Target:
     """A stage of a parameter file, by its name or its adapter, with some parameters changed, or a `ConfigError`."""
     values = params_of_file(path) | ({"device": device} if device else {})
-    stages = config_of(values).stages
+    stages = config_of(values).whole_stages
     found = [one for one in stages if name in {None, one.name, one.adapter}]
     if len(found) != 1:
         asked = "name the stage or its adapter" if found or name is None else f"no {name} there"
@@ -109,7 +109,7 @@ def _target(values: dict[str, Any], name: str, own: Mapping[str, Any], *, has_ba
     if own.get("budget_ms"):  # a worker must not count as hung within its budget
         values[f"{name}.hang_ms"] = max(values.get(f"{name}.hang_ms", _HANG_MS), own["budget_ms"])
     node = config_of(values)
-    stage = next(one for one in node.stages if one.name == name)
+    stage = next(one for one in node.whole_stages if one.name == name)
     return Target(values, node, stage, stage.tiers, has_base)
 
 
@@ -144,9 +144,11 @@ def tuned_parameters(
         "shapes": found.shapes,
         "bucket_width": found.bucket_width,
     }
+    if stage.streams:  # each has a budget of its own
+        del own["budget_ms"]
     threads = 0 if found.threads == default_threads else found.threads
     values = {
-        "stages": [one.name for one in target.node.stages],
+        "stages": [one.name for one in target.node.whole_stages],
         **target.values,
         "worker_threads": threads,
         **{f"{stage.name}.{name}": value for name, value in own.items()},

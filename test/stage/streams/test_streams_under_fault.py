@@ -1,0 +1,151 @@
+"""What a fault, an overload or an unplugged sensor of one stream must not cost the other streams, nor later frames."""
+
+import time
+
+import pytest
+
+
+def take_together(streams, orders):
+    """One frame of each stream but the first, which wait for the one worker while it runs the first's; their answers.
+
+    `orders` are those of the second stream's frame.
+    """
+    with streams[0].running():
+        asked = [
+            (stream, stream.offer(orders if stream is streams[1] else None, x=float(n)))
+            for n, stream in enumerate(streams)
+            if n
+        ]
+    return [stream.answer(seq) for stream, (seq, _) in asked]
+
+
+def words(answers):
+    return [answer.outcome.word for answer in answers]
+
+
+@pytest.fixture
+def start_batched(start_streams):
+    def start(**values):
+        return start_streams("a", "b", "c", "d", adapter="Batched", tiers=["full"], backup="none", **values)
+
+    return start
+
+
+@pytest.mark.parametrize("other", ["unplugged", "on another tier"])
+def test_given_runs_that_were_slow_when_the_machine_is_well_again_then_the_stream_is_soon_in_time(
+    start_streams, other
+):
+    busy, beside = start_streams("busy", "beside", budget_ms=1000.0, **{"beside.budget_ms": 9000.0})
+    for _ in range(128):
+        busy.actor.ladder.learn(busy.actor.ladder.last, 3000.0, 1.0)
+    outcomes = []
+    while "on_time" not in outcomes[-2:-1] and len(outcomes) < 12:
+        if other != "unplugged":
+            assert beside.ask().outcome.word == "on_time"
+        outcomes.append(busy.ask().outcome.word)
+    assert outcomes[-2:] == ["on_time", "on_time"]
+
+
+def test_given_a_frame_that_stalls_a_batch_when_its_streams_go_on_then_they_run_alone_until_they_are_well(
+    start_batched,
+):
+    streams = start_batched(budget_ms=1500.0, hang_ms=3000.0, **{"a.budget_ms": 3000.0})
+    assert words(take_together(streams, {"do": "spin", "once": False})) == ["late"] * 3
+    streams[1].wait_for(lambda: any("worker died" in one.name for one in streams[1].anomalies), "its end")
+    streams[0].wait_for_workers()
+    before = [stream.counters.batched for stream in streams]
+    assert words(take_together(streams, None)) == ["on_time"] * 3
+    assert [stream.counters.batched for stream in streams] == before
+
+
+def test_given_a_frame_that_breaks_the_common_run_when_it_comes_again_and_again_then_the_others_are_fresh(
+    start_batched,
+):
+    streams = start_batched()
+    rounds = [words(take_together(streams, {"do": "break_run", "once": False})) for _ in range(6)]
+    assert [each[0] for each in rounds] == ["error"] * 6
+    assert sum(word != "on_time" for each in rounds for word in each[1:]) <= 2 * 2, rounds
+    assert words(take_together(streams, None)) == ["on_time"] * 3
+    before = streams[1].counters.batched
+    take_together(streams, None)
+    assert streams[1].counters.batched == before + 1
+
+
+def test_given_a_stream_whose_fallback_is_no_backup_when_its_frame_fails_then_it_is_answered_at_once(
+    start_streams,
+):
+    own, other = start_streams("own", "other", **{"own.fallback": ["hold_last", "stop"]})
+    own.ask()
+    with other.running():  # the worker that would be the backup is busy
+        answer = own.ask({"do": "raise", "once": False})
+    assert answer.lateness_ms < -2000.0, answer.reason
+    own.ask({"do": "raise", "once": False})
+    assert own.counters.backups == 0
+    other.ask({"do": "raise", "once": False})
+    assert other.counters.backups == 1
+
+
+def test_given_frames_of_different_sizes_in_a_batch_when_over_then_the_sum_of_their_runs_is_what_it_takes(
+    start_batched,
+):
+    streams = start_batched(options={"sizes": True})
+    for _ in range(3):
+        assert words(take_together(streams, None)) == ["on_time"] * 3
+    assert streams[0].actor.model.crew.batch_times.predicted_ms(0, 3, 1.0) > 50.0
+
+
+def test_given_one_slow_batch_when_frames_wait_again_then_they_still_run_together(start_batched):
+    streams = start_batched()
+    for _ in range(3):
+        take_together(streams, None)
+    take_together(streams, {"do": "slow_run", "once": False})
+    before = sum(stream.counters.batched for stream in streams)
+    take_together(streams, None)
+    assert sum(stream.counters.batched for stream in streams) == before + 3
+
+
+def test_given_a_stream_that_never_had_a_frame_when_the_next_frame_of_all_is_asked_for_then_it_does_not_count(
+    start_streams,
+):
+    busy, _ = start_streams("busy", "unplugged", backup="none")
+    for _ in range(4):
+        busy.ask()
+        time.sleep(0.1)
+    busy.ask()
+    assert busy.actor.thread.next_frame_ns == busy.actor.arrivals.next_ns
+
+
+def test_given_a_stream_that_runs_alone_when_frames_may_wait_for_others_then_its_do_not(start_batched):
+    streams = start_batched(batch_wait_ms=1000.0)
+    assert words(take_together(streams, {"do": "raise", "once": False}))[0] == "error"
+    alone, other = streams[1].ask(), streams[2].ask()
+    assert (alone.total_ms < 900.0, other.total_ms >= 1000.0) == (True, True), (alone, other)
+
+
+class SlowToPublish(list):
+    def append(self, what):
+        time.sleep(0.0008)
+        super().append(what)
+
+
+def test_given_streams_with_one_deadline_when_publishing_takes_time_then_the_last_ones_margin_has_that_of_all(
+    start_streams,
+):
+    streams = start_streams(*"abcdef", backup="none", budget_ms=400.0)
+    for stream in streams:
+        assert stream.ask().outcome.word == "on_time"
+        stream.published = SlowToPublish()
+    with streams[0].running():
+        asked = [(stream, stream.offer()[0]) for stream in streams[1:]]
+        answers = [stream.answer(seq) for stream, seq in asked]
+    assert words(answers) == ["late"] * 5
+    assert max(stream.actor.margin.ms for stream in streams) > 3.5
+
+
+def test_given_a_stream_that_is_stopped_twice_when_the_others_go_on_then_they_have_their_workers(
+    start_streams,
+):
+    gone, *others = start_streams("gone", "left", "rear")
+    for _ in range(3):
+        gone.actor.stop()
+    assert [stream.ask().outcome.word for stream in others] == ["on_time"] * 2
