@@ -17,6 +17,7 @@ from torchperf_ros.safety.prediction import (
     along_joined,
     course_of,
     leaves_lane,
+    left_of_what_we_drive,
     lefts_of_roads,
     predicted,
 )
@@ -127,11 +128,12 @@ def test_given_a_circle_beyond_the_plans_end_then_what_drives_along_it_is_as_far
     box = box._replace(
         x=way * (30.0 + box.x), y=way * box.y, velocity=tuple(way * one for one in box.velocity)
     )
-    found = along_joined(Lane(ours, 0.0), seen_of([box]), Looks.BEND)
+    lane = Lane(ours, 0.0)
+    found = along_joined(lane, Arc(lane, 0.0), seen_of([box]), Looks.BEND)
     assert abs(found.left[0]) >= abs(left) - 1e-6
     assert found.ahead[0] == pytest.approx(-9.0 if towards else 9.0)
-    nearest = along_joined(Lane(ours, 0.0), seen_of([box]), Looks.CHANGE)
-    furthest = along_joined(Lane(ours, 0.0), seen_of([box]), Looks.CIRCLE)
+    nearest = along_joined(lane, Arc(lane, 0.0), seen_of([box]), Looks.CHANGE)
+    furthest = along_joined(lane, Arc(lane, 0.0), seen_of([box]), Looks.CIRCLE)
     assert abs(nearest.left[0]) <= abs(left) <= abs(furthest.left[0]) + 1e-6
 
 
@@ -192,6 +194,69 @@ def test_given_a_bend_that_begins_when_a_plan_follows_it_then_it_is_no_change_of
     driven = bend * float(np.interp(0.0, [begins_m, begins_m + over_m + 1e-6], [0.0, 1.0]))
     lane = Lane(track, driven)
     assert leaves_lane(lane, Arc(lane, driven)) >= 0
+
+
+@settings(max_examples=100)
+@given(
+    speed=st.floats(6.0, 25.0),
+    lateral=st.floats(0.3, 2.5),
+    side=st.sampled_from([-1.0, 1.0]),
+    begins=st.floats(0.15, 0.3),
+    takes=st.floats(0.8, 1.0),
+)
+def test_given_a_bend_when_a_plan_changes_to_its_outside_then_it_is_known_by_the_dip_of_its_turn(
+    speed, lateral, side, begins, takes
+):
+    bend, way_m = side * min(lateral / speed**2, 0.02), 3.0 * speed
+    straight = change_track(speed, begins * way_m, takes * way_m, -side * 3.5)
+    heading = straight.yaw + bend * speed * T
+    turn = bent(speed * T, bend)[0] + 1j * straight.place.imag * np.exp(1j * bend * speed * T)
+    lane = Lane(Track(T, turn, heading), bend)
+    assert leaves_lane(lane, Arc(lane, bend)) is Looks.CHANGE
+
+
+@settings(max_examples=100)
+@given(
+    bend=st.floats(-0.02, 0.02),
+    beyond_m=st.floats(5.0, 50.0),
+    left=st.floats(-5.0, 5.0),
+    towards=st.booleans(),
+    side=st.sampled_from([-3.5, 3.5]),
+    over_m=st.floats(35.0, 60.0),
+)
+def test_given_half_of_a_change_when_the_road_bends_beyond_it_then_what_comes_is_as_near_as_put(
+    bend, beyond_m, left, towards, side, over_m
+):
+    lane = Lane(change_track(10.0, 0.0, over_m, side), 0.0)
+    arc, box = Arc(lane, 0.0), in_bend(beyond_m, left, bend, -9.0 if towards else 9.0)
+    end = complex(lane.own_place[-1])
+    seen = seen_of([box._replace(x=end.real + box.x, y=end.imag + box.y)])
+    assume(seen.places.real[0] > end.real)
+    assert left_of_what_we_drive(lane, arc, seen)[0] == pytest.approx(left, abs=1e-3)
+    for looks in (Looks.CHANGE, Looks.EITHER):
+        assert abs(along_joined(lane, arc, seen, looks).left[0]) <= abs(left) + 1e-3
+
+
+@settings(max_examples=100)
+@given(
+    lateral=st.floats(0.3, 2.5),
+    side=st.sampled_from([-1.0, 1.0]),
+    left=st.sampled_from([-3.5, 3.5]),
+    behind_m=st.floats(0.5, 7.5),
+    drift=st.floats(0.5, 3.0),
+)
+def test_given_a_bend_just_begun_when_a_car_is_on_the_straight_beside_then_only_its_own_drift_counts(
+    lateral, side, left, behind_m, drift
+):
+    bend = side * lateral / 10.0**2
+    track = bend_track(bend)
+    beside = Box(-behind_m, left, velocity=(10.0, 0.0))
+    found = course(track, [beside], bend)[0].along
+    assert found.drift[0] == pytest.approx(0.0, abs=0.1)  # of a lane of chords
+    against = beside._replace(velocity=(10.0, -side * drift))  # a bend explains nothing of this
+    found = course(track, [against], bend)[0].along
+    explained = abs(bend) * behind_m * 10.0
+    assert -side * found.drift[0] == pytest.approx(max(drift - explained, 0.0), abs=0.15)
 
 
 @pytest.mark.parametrize("side", [1, -1])

@@ -22,6 +22,7 @@ from torchperf_ros.safety.prediction import (
     Arc,
     Course,
     Flags,
+    Road,
     Rows,
     certain_drift,
     course_of,
@@ -53,7 +54,8 @@ class Closeness(NamedTuple):
         needed_deceleration: m/s^2 that avoid this, NaN likewise.
         contact_s, impact: when it touches, infinite if it does not, and how fast both are against each
         other, in m/s.
-        in_way: whether it ends in the way of something that comes towards it, however far.
+        meets_s: when it meets what comes towards it and in whose way it ends, if both go on; infinite if nothing does.
+        late: whether it is closer to what is ahead than RSS allows, and does not brake.
     """
 
     finding: Finding | None = None
@@ -62,12 +64,18 @@ class Closeness(NamedTuple):
     needed_deceleration: float = math.nan
     contact_s: float = math.inf
     impact: float = 0.0
-    in_way: bool = False
+    meets_s: float = math.inf
+    late: bool = False
 
     @property
     def threatens(self) -> bool:
         """Whether anything is too close, or comes towards it."""
         return self.finding is not None or self.in_way
+
+    @property
+    def in_way(self) -> bool:
+        """Whether it ends in the way of something that comes towards it, however far."""
+        return not math.isinf(self.meets_s)
 
 
 def stopping_m(speed: Floats, response_s: Floats, accel: float, brake: float) -> Floats:
@@ -174,7 +182,14 @@ def roles_of(course: Course, lane: Lane, lasts_s: float, seen: Seen, options: Gu
 
 
 def closeness(
-    track: Track, widened_m: float, lane: Lane, bend: float, seen: Seen, options: GuardOptions
+    track: Track,
+    widened_m: float,
+    lane: Lane,
+    bend: float,
+    seen: Seen,
+    options: GuardOptions,
+    *,
+    road: Road | None = None,
 ) -> Closeness:
     """Judge a track that begins now, along its lane.
 
@@ -185,16 +200,20 @@ def closeness(
         bend: curvature in 1/m that the vehicle drives now.
         seen: the obstacles of now.
         options: vehicle and limits.
+        road: of a plan that begins beside our lane, and so changes lanes: how that leads there.
     """
     t_s = track.t_s
-    ahead = Ahead(track, widened_m, lane, Arc(lane, bend), _speeds(t_s, lane.own_steps))
+    arc = Arc(lane, bend)
+    if road is not None:
+        arc.travel, arc.bend = road
+    ahead = Ahead(track, widened_m, lane, arc, _speeds(t_s, lane.own_steps))
     seen = _near(ahead, seen, options)
     if not len(seen.yaws):
         return Closeness()
-    course = course_of(lane, ahead.arc, seen)
+    course = course_of(lane, ahead.arc, seen, changes=road is not None)
     roles = roles_of(course, lane, ahead.lasts_s, seen, options)
     rows = predicted(t_s, course, _may_be_close(ahead, course, roles, seen, options), lane, ahead.arc, seen)
-    finding = too_close_behind(ahead, course, roles, seen, options)
+    finding = behind = too_close_behind(ahead, course, roles, seen, options)
     contact_s, impact, touches = math.inf, 0.0, None
     clearance, kept = _clearances(
         track, lane, widened_m, rows.places, rows.yaws, seen.halves[rows.which], options
@@ -223,12 +242,13 @@ def closeness(
         if touches.any():
             at, column = np.unravel_index(touches.argmax(), touches.shape)
             contact_s, impact = float(t_s[at]), _impact(track, rows.places[:, kept[column]], int(at))
-    in_way = False
+    meets_s = math.inf
     if math.isinf(contact_s):
-        head_on, contact_s, impact, in_way = meets_head_on(ahead, course, roles, rows, seen, options)
+        head_on, contact_s, impact, meets_s = meets_head_on(ahead, course, roles, rows, seen, options)
         finding = finding or head_on
     ttc_s, needed = _collision(ahead, touches, which, course, roles, seen)
-    return Closeness(finding, not math.isinf(contact_s), ttc_s, needed, contact_s, impact, in_way)
+    touched = not math.isinf(contact_s)
+    return Closeness(finding, touched, ttc_s, needed, contact_s, impact, meets_s, behind is not None)
 
 
 def _may_be_close(
@@ -473,16 +493,16 @@ def too_close_behind(
 
 def meets_head_on(
     ahead: Ahead, course: Course, roles: Roles, rows: Rows, seen: Seen, options: GuardOptions
-) -> tuple[Finding | None, float, float, bool]:
+) -> tuple[Finding | None, float, float, float]:
     """Whether the plan ends in the way of what comes towards us, closer than both need to stop.
 
     RSS, definition 3.
 
     What that is depends on how it goes on: beside the plan's own way, beside the bend that we drive, or
     beside a road that joins the plan's end to it. Also returns when both meet although both brake at once,
-    and how fast, infinite and 0 if they do not; and whether it ends in the way of any, however far.
+    and how fast, infinite and 0 if they do not; and when it meets the first in whose way it ends, if both go on.
     """
-    nothing, track, lane, speeds = (None, math.inf, 0.0, False), ahead.track, ahead.lane, ahead.speeds
+    nothing, track, lane, speeds = (None, math.inf, 0.0, math.inf), ahead.track, ahead.lane, ahead.speeds
     end, half_m = (
         complex(lane.own_unit[-1]) * (-1.0 if lane.backward else 1.0),
         0.5 * options.vehicle.length_m,
@@ -515,8 +535,10 @@ def meets_head_on(
     safe = rss_opposite_direction(speed, others, seen.response_s[which], options)
     short = np.where(in_way, gap - safe, math.inf)
     at = int(short.argmin())
+    closing = np.where(in_way, np.maximum(gap, 0.0) / (speed + others), math.inf)  # what comes does move
+    meets_in_s = lasts_s + float(closing.min())
     if short[at] >= 0.0:
-        return None, math.inf, 0.0, True
+        return None, math.inf, 0.0, meets_in_s
     value, limit = float(gap[at]), float(safe[at])
     text = f"ends {value:.3g} m before what comes towards it in its way; both need {limit:.3g} m to stop"
     brake_m = float(speed[0] ** 2 + others[at] ** 2) / (2 * options.rss_brake)
@@ -524,7 +546,7 @@ def meets_head_on(
     if value < brake_m:
         meets_s = lasts_s + max(value, 0.0) / max(float(speed[0] + others[at]), _MOVES)
         impact = float(speed[0] + others[at]) * math.sqrt(max(1.0 - max(value, 0.0) / brake_m, 0.0))
-    return Finding("distance", value, limit, text), meets_s, impact, True
+    return Finding("distance", value, limit, text), meets_s, impact, meets_in_s
 
 
 def _collision(

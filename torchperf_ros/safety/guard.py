@@ -25,7 +25,7 @@ from torchperf_ros.safety.limits import (
 )
 from torchperf_ros.safety.obstacles import Obstacles, Seen, read_obstacles, seen_now
 from torchperf_ros.safety.odometry import Motion
-from torchperf_ros.safety.own_lane import OwnLane
+from torchperf_ros.safety.own_lane import IN_LANE_M, OwnLane
 from torchperf_ros.safety.source_clock import SourceClock
 from torchperf_ros.safety.stop_output import GoingStop, TimedPath
 from torchperf_ros.settings.safety_options import GuardOptions, guard_options
@@ -35,8 +35,8 @@ _JUMP_FORGOTTEN_NS = NS_PER_S  # an older plan is no longer what the vehicle fol
 _STOP_POSES, _MOST_STOP_POSES = 31, 200  # of a path that the guard makes
 _STANDS = 0.1  # m/s; slower, a vehicle has no direction of travel
 _MOVES_M = 0.001  # from one pose to the next; less is rounding
-_IN_LANE_M = 0.5  # aside of it; further, the vehicle has left it
-_RETURNS = (1.0, 0.6, 0.3, 0.0)  # with these shares of its speed left, the vehicle returns to its lane
+# Until the vehicle meets what comes: later, no way back is asked for; sooner, one has to be known.
+_FAR_S, _NEAR_S = 15.0, 8.0
 _AS_FAST = 0.5  # m/s between the vehicle and the plan that it goes on with
 _AS_HARD = 1.0  # m/s; impacts that differ by less are the same
 _TIME_HELPS = 3.0  # m/s^2: so much of an impact is still to be avoided for each second until then
@@ -151,6 +151,8 @@ class _Rung(NamedTuple):
     path: TimedPath
     checks: frozenset[str]
     does: str
+    returns: bool = False  # whether it leads back into the lane
+    begun: bool = False  # whether it was clear when it began, so that it may come close now
     last: bool = False  # whether it may end in the way of what comes, which is not near yet
 
     def worth(self, judged: _Judgement) -> tuple[bool, float]:
@@ -242,6 +244,8 @@ class Guard:
         # then.
         self._valid: tuple[TimedPath, int] | None = None
         self._going: GoingStop | None = None  # what was published last, if that brakes to standstill
+        # How the vehicle leaves the way of what comes, and by how much the ROS clock was ahead as above.
+        self._way_out: tuple[TimedPath, int] | None = None
         self._braked_from: Motion | None = None  # the odometry that it was made of
         self._own_lane = OwnLane()
         # Of the last published plan: its frame, whether it was left there without odometry, when, and its
@@ -298,6 +302,8 @@ class Guard:
         act = self._options.act
         situation = self._situation(now_ns, ros_now_ns, age_ms)
         path, judged = self._read(plan, situation, stepped_ns)
+        way_out, blocked = self._way_out_of(path, judged, situation)
+        judged.findings.extend(filter(None, [blocked]))
         failed = judged.failed(self._acts)
         unchecked = "; ".join(dict.fromkeys(why for check, why in judged.unchecked.items() if check in act))
         if plan is None:
@@ -307,6 +313,7 @@ class Guard:
         else:
             if path is not None:
                 self._valid, self._going = (path, ros_now_ns - now_ns), None
+                self._way_out = None if way_out is None else (way_out, ros_now_ns - now_ns)
                 self._note(path, judged, situation)
                 self._keep_lane(judged, situation, goes_out=True)
             verdict = GuardVerdict.UNCHECKED if unchecked else GuardVerdict.ACCEPT
@@ -315,6 +322,7 @@ class Guard:
             return self._checked(plan, GuardVerdict.ACCEPT, judged, None, why)
         self._keep_lane(judged, situation, goes_out=False)
         leaves = judged.closeness.threatens and self._leads_aside(judged)
+        leaves |= path is None and self._way_out is not None
         payload, verdict, does = self._replacement(path, situation, goes_on=plan is not None, leaves=leaves)
         if verdict is GuardVerdict.BRAKE and not leaves:
             self._keep_lane(judged, situation, goes_out=True)
@@ -434,7 +442,8 @@ class Guard:
         if "distance" in checks and bend is not None:
             if situation.no_obstacles:
                 unchecked["distance"] = situation.no_obstacles
-            close = closeness(ahead, widened_m, lane, bend, situation.seen, options)
+            road = None if lane.backward else self._own_lane.road(complex(ahead.place[0]))
+            close = closeness(ahead, widened_m, lane, bend, situation.seen, options, road=road)
             findings += filter(None, [close.finding])
         return _Judgement(findings, unchecked, close, lane, bend)
 
@@ -465,10 +474,49 @@ class Guard:
     def _keep_lane(self, judged: _Judgement, situation: _Situation, *, goes_out: bool) -> None:
         """Note the way of a path, if it is where the odometry is."""
         if judged.lane is not None and judged.bend is not None:
-            self._own_lane.take(judged.lane, judged.bend, situation.now_ns, goes_out=goes_out)
+            self._own_lane.take(
+                judged.lane, judged.bend, situation.now_ns, situation.seen, goes_out=goes_out
+            )
+
+    def _way_out_of(
+        self, path: TimedPath | None, judged: _Judgement, situation: _Situation
+    ) -> tuple[TimedPath | None, Finding | None]:
+        """How the vehicle would leave the way of what comes, in which this plan ends; or why it could not.
+
+        The plan is followed until the next one is judged, so from there a way has to lead back into the lane. What
+        comes need not brake for it. A planner that begins anew with each plan may never do what each plan says.
+        """
+        motion, lane, options = situation.motion, judged.lane, self._options
+        if path is None or motion is None or lane is None or lane.backward or not judged.closeness.in_way:
+            return None, None
+        self._own_lane.is_theirs(lane)
+        if judged.closeness.finding is not None or judged.closeness.meets_s > _FAR_S:
+            return None, None
+        track = Track.of(path, situation.ros_now_ns, motion, situation.motion_age_s).from_now()
+        finding, tried = None, False
+        for out in self._own_lane.ways_out(
+            track, motion, situation.ros_now_ns, options.rss_brake, options.max_deceleration
+        ):
+            found, tried = self._judge(out, situation, frozenset({"distance"})), True
+            if not found.findings and (self._ends_in_lane(found) or not found.closeness.in_way):
+                return out, None
+            finding = next((one for one in found.findings if one.check == "distance"), finding)
+        if not tried and (
+            judged.closeness.meets_s > _NEAR_S or self._own_lane.road(complex(lane.own_place[0])) is None
+        ):
+            return None, None  # it is still in its lane, or none is known, and it is not urgent
+        text = "ends in the way of what comes towards it, and no way back into its lane is clear"
+        if finding is None:
+            return None, Finding("distance", math.nan, math.nan, text)
+        return None, Finding("distance", finding.value, finding.limit, f"{text}: that {finding.text}")
 
     def _leads_on(self, rung: _Rung, judged: _Judgement) -> bool:
-        return rung.verdict is GuardVerdict.REBASED and self._leads_aside(judged)
+        """Whether an earlier plan ends beside the lane."""
+        return rung.verdict is GuardVerdict.REBASED and not self._ends_in_lane(judged)
+
+    def _ends_in_lane(self, judged: _Judgement) -> bool:
+        way = judged.lane
+        return way is None or self._own_lane.aside_m(complex(way.own_place[-1])) <= IN_LANE_M
 
     def _leads_aside(self, judged: _Judgement) -> bool:
         lane, bend = judged.lane, judged.bend
@@ -490,10 +538,16 @@ class Guard:
             if judged is None:
                 judged = judgements[id(rung.path)] = self._judge(rung.path, situation, rung.checks)
             stop = rung.verdict is GuardVerdict.STOP
-            if judged.failed(rung.checks, unless_contact=stop) is None:
-                if leaves and not rung.last and (judged.closeness.in_way or self._leads_on(rung, judged)):
+            lenient = stop or (rung.begun and not judged.closeness.late)
+            if judged.failed(rung.checks, unless_contact=lenient) is None:
+                in_way = judged.closeness.in_way and not (rung.returns and self._ends_in_lane(judged))
+                if leaves and not rung.last and (in_way or self._leads_on(rung, judged)):
                     continue  # something comes there, or what was accepted once leaves the lane as well
                 self._published = None
+                if rung.returns and self._ends_in_lane(
+                    judged
+                ):  # as a whole: begun anew with each plan, it would never be over
+                    self._way_out = (rung.path, situation.ros_now_ns - situation.now_ns)
                 if not stop:
                     self._note(rung.path, judged, situation)
                 return self._brakes(rung, situation), rung.verdict, rung.does
@@ -514,7 +568,7 @@ class Guard:
 
     def _brakes(self, rung: _Rung, situation: _Situation) -> bytes:
         """The bytes of what is published, and remember it if it brakes to standstill."""
-        if rung.verdict is GuardVerdict.REBASED:
+        if rung.verdict is GuardVerdict.REBASED or not rung.path.stops:
             self._going = None
             return rung.path.bytes()
         self._going = GoingStop.begun(rung.path, situation.now_ns, situation.ros_now_ns)
@@ -543,6 +597,9 @@ class Guard:
             if one
         ]
         yield from () if leaves else on_same
+        if leaves and (out := self._rest_of_way_out(situation)) is not None:
+            does = "goes on back into its lane"
+            yield _Rung(brakes, out, options.act & {"start", "distance"}, does, returns=True, begun=True)
         valid = self._last_valid(situation)
         still_ns = now_ns + options.start_tolerance_s * NS_PER_S
         goes_on = goes_on and (
@@ -555,10 +612,22 @@ class Guard:
             and valid.stamps_ns[-1] >= still_ns
         ):
             checks = options.act - {"jump"} | {"start"}  # the vehicle may have left it meanwhile
-            yield _Rung(GuardVerdict.REBASED, valid.cut(now_ns), checks, "the last valid plan goes on")
+            yield _Rung(
+                GuardVerdict.REBASED,
+                valid.cut(now_ns),
+                checks,
+                "the last valid plan goes on",
+            )
         back: list[_Rung] = []
         if leaves and motion is not None:
-            back = [_Rung(brakes, one, aside, does) for one, does in self._back(motion, situation)]
+            x, y, yaw = motion.after(situation.motion_age_s)
+            here = replace(motion, x=x, y=y, yaw=yaw)
+            back = [
+                _Rung(brakes, one, aside, does, returns=True)
+                for one, does in self._own_lane.ways_back(
+                    here, self._speed(situation) or 0.0, now_ns, hard, hardest
+                )
+            ]
             ways = [*back]
             if (braked := self._braked_along_valid(valid, situation, hard)) is not None:
                 ways.append(
@@ -578,7 +647,7 @@ class Guard:
         yield from () if leaves else last
         if (braked := self._braked_along_valid(valid, situation, hardest)) is not None:
             yield _Rung(stops, braked, aside, f"stops by {hardest:g} m/s^2 along the last valid plan")
-        for rung in reversed(back):  # the hardest first
+        for rung in (one for one in reversed(back) if one.path.stops):  # the hardest first
             yield rung._replace(verdict=stops, does=rung.does.replace("brakes by", "stops by"))
         if motion is not None:
             arc = self._arc(motion, situation, hardest)
@@ -590,30 +659,19 @@ class Guard:
             )
         yield from last if leaves else ()
 
+    def _rest_of_way_out(self, situation: _Situation) -> TimedPath | None:
+        """What is left of the way out of the way of what comes, in the ROS time of now."""
+        if self._way_out is None:
+            return None
+        path, ahead_ns = self._way_out
+        path, now_ns = path.moved(situation.ros_now_ns - situation.now_ns - ahead_ns), situation.ros_now_ns
+        leads_on = path.stamps_ns[0] <= now_ns < path.stamps_ns[-2]
+        return path.cut(now_ns) if leads_on and self._as_fast_as(path, situation) else None
+
     def _as_fast_as(self, path: TimedPath, situation: _Situation) -> bool:
         """Whether the vehicle, which was braked meanwhile, is still as fast as a path is now."""
         speed = self._speed(situation)
         return speed is None or abs(path.speed_at(situation.ros_now_ns) - speed) <= _AS_FAST
-
-    def _back(self, motion: Motion, situation: _Situation) -> Iterator[tuple[TimedPath, str]]:
-        """Ways back into the lane that the vehicle has left, or to standstill in the one that it keeps."""
-        x, y, yaw = motion.after(situation.motion_age_s)
-        here, speed = replace(motion, x=x, y=y, yaw=yaw), self._speed(situation) or 0.0
-        hard, hardest = self._options.rss_brake, self._options.max_deceleration
-        left = self._own_lane.aside_m(complex(x, y)) > _IN_LANE_M
-        kinds = [(slow, hard) for slow in _RETURNS] if left else [(0.0, hard), (0.0, hardest)]
-        for slow, by in kinds:
-            path = self._own_lane.back(here, speed, situation.ros_now_ns, by, slow)
-            does = "returns to its lane and brakes" if left else f"brakes by {by:g} m/s^2 in its lane"
-            if path is not None:
-                yield (
-                    path,
-                    (
-                        f"brakes to {slow:.0%} of its speed and returns to its lane"
-                        if 0.0 < slow < 1.0
-                        else does
-                    ),
-                )
 
     def _last_valid(self, situation: _Situation) -> TimedPath | None:
         """The last plan that was accepted, in the ROS time of now.

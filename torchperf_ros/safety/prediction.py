@@ -44,13 +44,18 @@ _NO_TURN = 1e-9  # rad, likewise
 _BACK = 0.92  # of its largest turn; a plan that ends with less has begun to turn back
 _TURNS_OFF = 0.042  # 1/m: sharper than 24 m is a junction more often than a bend of the road
 # 1/m, and rad: so sharp is a road, and so much it turns from a plan's end to where something is.
-_SHARPEST, _MOST_TURN = 0.05, 1.4
+_SHARPEST, _MOST_TURN = 0.062, 1.55
+_MUCH_TURN = 1.0  # rad; what has turned more may cross our road as well
 _MOST_ROUND = 2.2  # rad; what is further round the bend that we drive is on another part of the road
 _ASLANT = 0.25  # rad; in a change of lanes our own direction is aslant by less, on a straight road, too
 _LEAST_AHEAD_M = 5.0  # nearer, the direction of what comes says nothing of the road between
-_QUARTERS = np.linspace(0.0, 1.0, 5)
 _EASES = 0.85  # likewise: less than this is no bend that goes on
 _NO_LONGER = 0.4  # of the quarter that turns most
+_EIGHTHS = np.linspace(0.0, 1.0, 9)
+# rad in an eighth of a plan; so much less than before and after is no road's bend, which grows and then fades
+_DIPS = 0.001
+_BEHIND_M = 8.0  # so far behind us, what drives along may still be before the bend that we are in
+_BENDS = 0.0005  # 1/m; where we drive so, how the road goes on is a guess
 _STRAIGHT = 1e-6  # rad/s: 5e-6 rad after 5 s, and enough for a division
 _STRAIGHT_ARC = 1e-6  # 1/m: 5 mm aside after 100 m, likewise
 
@@ -123,6 +128,13 @@ class Rows(NamedTuple):
     yaws: Floats
 
 
+class Road(NamedTuple):
+    """How a road leads on: its direction as x + iy, and its bend in 1/m, not 0."""
+
+    travel: complex
+    bend: float
+
+
 class Arc:
     """The bend that the vehicle drives now, through where the plan begins, in the direction of travel."""
 
@@ -192,11 +204,13 @@ def lefts_of_roads(off: Complex, turned: Floats, bend: float) -> tuple[Floats, F
     return off.imag - aside_m, off.imag - np.minimum(np.maximum(eases, least_m), most_m), aside_m
 
 
-def along_joined(lane: Lane, seen: Seen, looks: Looks) -> Along:
+def along_joined(lane: Lane, arc: Arc, seen: Seen, looks: Looks) -> Along:
     """Obstacles along a road that leaves the plan's end as the plan does and has their direction beside them.
 
     A plan that leaves its lane has to expect them as near to its way as such a road allows; one that keeps
-    to it as far. How far they are if the road goes on as the plan ends is known better.
+    to it as far. How far they are if the road goes on as the plan ends is known better. But half of a change of
+    lanes ends aslant to the road: where it may be one, the road may also go on as we drive now until beside the
+    plan's end, and bend evenly from there.
     """
     end = lane.own_unit[-1] * (-1.0 if lane.backward else 1.0)
     off = (seen.places - lane.own_place[-1]) * end.conjugate()
@@ -214,9 +228,39 @@ def along_joined(lane: Lane, seen: Seen, looks: Looks) -> Along:
     else:
         room_m = unsure_m if looks is Looks.CIRCLE else -unsure_m
         left = np.copysign(np.maximum(np.abs(even) + room_m, 0.0), even)
+    if looks < Looks.BEND:
+        as_driven = left_of_what_we_drive(lane, arc, seen)
+        left = np.where(np.abs(as_driven) < np.abs(left), as_driven, left)
     s = lane.length + np.hypot(off.real, off.imag - left)
     velocities = (seen.velocities * (end * direction).conj()).real
     return Along(s, left, end * direction, velocities, np.zeros_like(s))
+
+
+def drift_beside(on_lane: Along, bend: float) -> Floats:
+    """Drift of what drives along in a lane beside, a little behind us, less what our bend explains.
+
+    That bend may begin between it and us.
+    There the road may be straight still: then its direction leads into the bend.
+    """
+    back_m = np.minimum(np.maximum(-on_lane.s, 0.0), _BEHIND_M)
+    explained = abs(bend) * back_m * (on_lane.ahead * (np.abs(on_lane.left) > _BESIDE_M))
+    into = math.copysign(1.0, bend)
+    return on_lane.drift - into * np.maximum(np.minimum(into * on_lane.drift, explained), 0.0)
+
+
+def left_of_what_we_drive(lane: Lane, arc: Arc, seen: Seen) -> Floats:
+    """How far obstacles are to the left of the way that we would drive from the plan's end on, along the road.
+
+    That is, if the road goes on in the bend that we drive until beside the plan's end, and then bends evenly to where
+    they are; infinite where such a road does not lead.
+    """
+    end = lane.own_place[-1:]
+    (way,) = arc.beside(end)[2]
+    off = (seen.places - end) * way.conjugate()
+    direction = seen.velocities * way.conjugate()
+    turned = np.angle(np.where(direction.real < 0, -direction, direction))
+    leads = (off.real > 0.0) & (np.abs(turned) < _MOST_TURN)
+    return np.where(leads, off.imag - off.real * np.tan(0.5 * turned), np.inf)
 
 
 def leaves_lane(lane: Lane, arc: Arc) -> Looks:  # noqa: PLR0911 - one look after the other
@@ -235,7 +279,10 @@ def leaves_lane(lane: Lane, arc: Arc) -> Looks:  # noqa: PLR0911 - one look afte
     turned = np.angle(lane.own_unit * complex(lane.own_unit[0]).conjugate())
     if abs(float(turned[-1])) < _BACK * (most := largest(np.abs(turned))) and most > _TURNED:
         return Looks.CHANGE
-    quarters = np.interp(_QUARTERS * lane.length, lane.own_s, turned)
+    eighths = np.interp(_EIGHTHS * lane.length, lane.own_s, turned)
+    if dips(eighths, 0.125 * arc.bend * lane.length) > _DIPS:
+        return Looks.CHANGE
+    quarters = eighths[::2]
     turns = quarters[1:] - quarters[:-1]
     away = np.abs(turns - 0.25 * arc.bend * lane.length)
     most = largest(away)
@@ -250,8 +297,38 @@ def leaves_lane(lane: Lane, arc: Arc) -> Looks:  # noqa: PLR0911 - one look afte
     return Looks.EITHER if eases else Looks.BEND
 
 
-def course_of(lane: Lane, arc: Arc, seen: Seen) -> Course:
-    """Along which ways each obstacle may go on; see above."""
+def dips(eighths: Floats, turns_now: float) -> float:
+    """How much less a plan turns, the way that it turns most, than both before and after, in rad.
+
+    A bend of a road grows and then fades. Where something else is added, as a change of lanes to the outside,
+    it dips.
+
+    Args:
+        eighths: how much the plan has turned after each eighth of it, in rad.
+        turns_now: how much an eighth turns in the bend that we drive before it, in rad.
+    """
+    turns = np.empty(len(eighths))
+    turns[0] = turns_now
+    np.subtract(eighths[1:], eighths[:-1], out=turns[1:])
+    if eighths[-1] < 0.0:
+        turns = -turns
+    before, after = np.maximum.accumulate(turns), np.maximum.accumulate(turns[::-1])[::-1]
+    return largest(np.minimum(before, after) - turns)
+
+
+def on_a_road(on_joined: Along, lane: Lane, travel: complex) -> tuple[Flags, Flags]:
+    """Which obstacles a road may lead to from the plan's end, and of which it is no more than a guess.
+
+    The latter may cross our road as well.
+    """
+    turned = np.abs(np.angle(on_joined.ways * travel.conjugate()))
+    leads = np.abs(on_joined.left) < _ASIDE_M
+    leads &= turned <= np.minimum(_SHARPEST * (on_joined.s - lane.length) + _ON_COURSE, _MOST_TURN)
+    return leads, turned > _MUCH_TURN
+
+
+def course_of(lane: Lane, arc: Arc, seen: Seen, *, changes: bool = False) -> Course:
+    """Along which ways each obstacle may go on; see above. `changes`: the plan is known to change lanes."""
     on_lane = along_lane(lane, seen)
     moves = seen.speeds >= STANDS
     none = np.zeros(len(moves), np.bool_)
@@ -259,10 +336,12 @@ def course_of(lane: Lane, arc: Arc, seen: Seen) -> Course:
     if lane.both_ways:
         still = np.zeros(len(moves))
         return Course(on_lane, on_arc, still, none, none, none, ~none, none, none, none, False)
+    looks = Looks.CHANGE if changes else leaves_lane(lane, arc)
+    if looks >= Looks.BEND and abs(arc.bend) > _BENDS:
+        on_lane = on_lane._replace(drift=drift_beside(on_lane, arc.bend))
     slow = np.maximum(seen.speeds, STANDS)
     off_lane, off_arc = np.abs(on_lane.drift) / slow, np.abs(on_arc.drift) / slow
     is_along = moves & (np.abs(on_lane.ahead) >= _ALONG * slow) & (np.abs(on_lane.left) < _ASIDE_M)
-    looks = leaves_lane(lane, arc)
     changes = looks is Looks.CHANGE
     on_course = np.maximum(_ON_COURSE, _STRAYS / slow)
     as_we = on_lane.ahead > 0.0
@@ -274,14 +353,13 @@ def course_of(lane: Lane, arc: Arc, seen: Seen) -> Course:
     goes_on = is_along & (as_the_plan | drifts) & (not changes)  # as the plan does at its end
     strays = beyond & goes_on & (np.abs(on_lane.drift) > _STRAYS_LITTLE)
     travel = complex(lane.own_unit[-1]) * (-1.0 if lane.backward else 1.0)
-    along, joined = on_lane, beyond & (off_arc > _SAME_COURSE) & ~goes_on
+    crosses = none
+    in_bend = changes and abs(arc.bend) > _BENDS
+    along, joined = on_lane, beyond & (in_bend | (off_arc > _SAME_COURSE)) & ~goes_on
     if np.count_nonzero(joined):
-        on_joined = along_joined(lane, seen, looks)
-        turned = np.angle(on_joined.ways * travel.conjugate())
-        joined &= np.abs(on_joined.left) < _ASIDE_M
-        joined &= np.abs(turned) <= np.minimum(
-            _SHARPEST * (on_joined.s - lane.length) + _SAME_COURSE, _MOST_TURN
-        )
+        on_joined = along_joined(lane, arc, seen, looks)
+        leads, crosses = on_a_road(on_joined, lane, travel)
+        joined &= leads
         along = Along._make(np.where(joined, *both) for both in zip(on_joined, on_lane, strict=True))
         is_along |= joined
     along = along._replace(
@@ -300,7 +378,7 @@ def course_of(lane: Lane, arc: Arc, seen: Seen) -> Course:
     if not lane.curved and abs(arc.bend) <= _STRAIGHT_ARC:  # then both are straight on
         by_lane, by_arc = joined, none
     by_lane |= joined
-    straight = ~(by_lane | by_arc)
+    straight = ~(by_lane | by_arc) | (crosses & joined)
     bends = np.full(len(moves), arc.bend)
     course = Course(
         along, on_arc, bends, none, by_lane, by_arc, straight, joined, strays, is_along, changes

@@ -97,6 +97,7 @@ _MOST_POSES = 200  # of a stop: 5 cm apart over the 10 m that 10 m/s take at 5 m
 _MOST_READ = 10_000
 # between two answers, beyond what a clock at up to twice the speed gains; 15 cm at 30 m/s
 _STEP_NS = 5_000_000
+_STANDS = 0.5  # m/s in the last step of a path that brakes to standstill
 _SAME_PLACE_M = 0.1  # places of a path that are as near to the vehicle
 _PLACE_BYTES = 56  # x, y, z and a quaternion, as float64
 
@@ -216,6 +217,12 @@ class TimedPath:
     @property
     def finite(self) -> bool:
         return bool(np.isfinite(self.points).all() and np.isfinite(self.turns).all())
+
+    @property
+    def stops(self) -> bool:
+        """Whether it ends with less than 0.5 m/s."""
+        last_s = float(self.stamps_ns[-1] - self.stamps_ns[-2]) / NS_PER_S
+        return float(_lengths(self.points[-1:] - self.points[-2:-1])[0]) <= _STANDS * last_s
 
     def moved(self, by_ns: int) -> "TimedPath":
         """The same path, its poses stamped so much later: with the ROS clock, which has stepped."""

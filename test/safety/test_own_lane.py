@@ -1,0 +1,149 @@
+"""The lane that is ours: what cars show of it, ways back into it, and what a plan beside it has to leave open."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.rig.messages import START_NS, Box, S, markers_bytes, odometry_bytes, plan_bytes
+from benchmarks.traffic import plans
+from torchperf_ros.api.outcome import GuardVerdict
+from torchperf_ros.safety.guard import Guard
+from torchperf_ros.safety.lane import Lane
+from torchperf_ros.safety.limits import Track
+from torchperf_ros.safety.obstacles import Seen
+from torchperf_ros.safety.odometry import Motion
+from torchperf_ros.safety.own_lane import IN_LANE_M, OwnLane
+from torchperf_ros.safety.stop_output import TimedPath
+from torchperf_ros.settings.safety_options import guard_options
+
+T = np.linspace(0.0, 3.0, 31)
+
+
+def seen(*cars):
+    """Cars of x, y, heading and speed."""
+    x, y, yaw, speed = np.array(cars, np.float64).reshape(-1, 4).T
+    units = np.exp(1j * yaw)
+    halves = np.tile((2.25, 0.95), (len(x), 1))
+    zeros = np.zeros(len(x))
+    return Seen(x + 1j * y, yaw, units, halves, units * speed, speed, zeros, zeros)
+
+
+def a_lane(speed=15.0, cars=()):
+    """Our lane along x from 0, as a plan draws it that keeps to it."""
+    lane = OwnLane()
+    lane.take(Lane(Track(T, speed * T + 0j, 0.0 * T), 0.0), 0.0, 0, seen(*cars), goes_out=True)
+    return lane
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    left=st.floats(-4.0, 4.0),
+    slope=st.floats(-0.15, 0.15),
+    speed=st.floats(0.0, 25.0),
+)
+def test_given_a_vehicle_beside_its_lane_when_it_returns_then_it_begins_where_it_is_and_ends_in_the_lane(
+    left, slope, speed
+):
+    here = Motion(b"odom", b"base_link", 0, 0, 20.0, left, 0.0, math.atan(slope), speed, 0.0)
+    ways = list(a_lane().ways_back(here, speed, START_NS, 6.0, 8.0))
+    assert ways
+    for path, does in ways:
+        place = path.points[:, 0] + 1j * path.points[:, 1]
+        track = Track.of(path, START_NS, None)
+        assert place[0] == pytest.approx(complex(20.0, left))
+        assert track.yaw[0] == pytest.approx(math.atan(slope))
+        assert np.all(np.diff(path.stamps_ns) > 0)
+        steps = np.abs(np.diff(place)) / np.diff(track.t_s)
+        assert steps.max() <= max(1.1 * math.hypot(1.0, slope) * speed, 6.7)
+        if abs(left) > IN_LANE_M and does != "returns to its lane and brakes":
+            assert abs(path.points[-1, 1]) < 0.05
+            assert abs(track.yaw[-1]) < 0.02
+
+
+@pytest.mark.parametrize(("bend", "direction"), [(0.006, 1), (-0.01, 1), (-0.01, -1)])
+def test_given_a_plan_that_changes_lanes_in_a_bend_when_a_car_drives_there_then_our_lane_goes_on_as_it_does(
+    bend, direction
+):
+    road = plans.Road(((0.0, bend), (1.0, bend)))
+    lane, out = OwnLane(), plans.Scene("out", road, 15.0, changes=((3.5, 0.0, 60.0),))
+    (at,), (heading,) = road.at(np.array([40.0]), 0.0 if direction > 0 else 3.5)
+    car = (at.real, at.imag, heading + (0.0 if direction > 0 else math.pi), 8.0)
+    place, yaw = out.poses(15.0 * T)
+    lane.take(Lane(Track(T, place, yaw), 0.0), 0.0, 0, seen(car), goes_out=True)
+    places, _ = road.at(np.linspace(0.0, 40.0, 9), 0.0)
+    assert max(lane.aside_m(complex(one)) for one in places) < 1.0
+    blind = OwnLane()
+    blind.take(Lane(Track(T, place, yaw), 0.0), 0.0, 0, seen(), goes_out=True)
+    assert max(blind.aside_m(complex(one)) for one in places) > 2.0
+
+
+class Vehicle:
+    """Follows what a guard publishes, ten plans a second, while a car comes in the other lane."""
+
+    def __init__(self, speed, gap_m, other):
+        self.guard = Guard(guard_options({"guard.act": ["all"]}))
+        self.x, self.y, self.yaw, self.speed = 0.0, 0.0, 0.0, speed
+        self.other_m, self.other, self.at_s, self.found = gap_m, other, 0.0, None
+
+    def step(self, plan):
+        now_ns, ros_ns = 10 * S + round(self.at_s * S), START_NS + round(self.at_s * S)
+        boxes = [Box(self.other_m, 3.5, math.pi, velocity=(-self.other, 0.0))]
+        self.guard.moved(odometry_bytes(self.x, self.y, self.yaw, self.speed, stamp_ns=ros_ns), now_ns)
+        self.guard.saw(0, markers_bytes(boxes, stamp_ns=ros_ns), now_ns)
+        self.found = self.guard.check(plan and plan(self, ros_ns), now_ns, ros_ns, 60.0)
+        track = Track.of(TimedPath.parse(self.found.payload), ros_ns, None)
+        before, after = track.at(0.08)[0], track.at(0.1)
+        self.x, self.y, self.yaw = after[0].real, after[0].imag, after[1]
+        self.speed = abs(after[0] - before) / 0.02
+        self.other_m, self.at_s = self.other_m - 0.1 * self.other, self.at_s + 0.1
+
+    @property
+    def apart_m(self):
+        own = plans.corners(np.array([complex(self.x, self.y)]), np.array([self.yaw]), 4.5, 1.9, 1.25)
+        car = plans.corners(np.array([complex(self.other_m, 3.5)]), np.array([math.pi]), 4.5, 1.9)
+        return float(plans.apart_m(own, car)[0])
+
+
+def leads(aim):
+    """A plan towards a lane, begun anew each time, so that the vehicle moves there more slowly than any says."""
+
+    def plan(vehicle, ros_ns):
+        speed = max(vehicle.speed, 2.0)
+        way, slope = speed * T, math.tan(vehicle.yaw)
+        over = 3.5 * max(speed, 4.0)
+        share = np.clip(way / over, 0.0, 1.0)
+        fade = (1 - share) ** 3 * (1 + 3 * share + 6 * share**2)
+        y = aim + (vehicle.y - aim) * fade + slope * over * share * (1 - share) ** 3 * (1 + 3 * share)
+        yaws = np.arctan2(np.gradient(y, T), speed)
+        yaws[0] = vehicle.yaw
+        return plan_bytes(T, vehicle.x + way, y, yaws, start_ns=ros_ns)
+
+    return plan
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    speed=st.floats(8.0, 18.0),
+    gap_m=st.floats(120.0, 320.0),
+    other=st.floats(8.0, 20.0),
+)
+def test_given_a_planner_that_creeps_into_the_way_of_a_car_when_that_never_brakes_then_nothing_touches(
+    speed, gap_m, other
+):
+    vehicle = Vehicle(speed, gap_m, other)
+    while vehicle.other_m > vehicle.x - 5.0:
+        keeps = vehicle.at_s < 0.45
+        vehicle.step(leads(0.0 if keeps else 3.5))
+        assert vehicle.apart_m > 0.0
+
+
+def test_given_a_way_back_when_the_planner_insists_then_it_goes_on_as_a_whole():
+    vehicle, verdicts = Vehicle(14.0, 230.0, 15.0), []
+    for number in range(110):
+        vehicle.step(leads(0.0 if number < 5 else 3.5))
+        verdicts.append((vehicle.found.verdict, vehicle.found.reason))
+    assert any(verdict is GuardVerdict.BRAKE and "goes on back" in why for verdict, why in verdicts)
+    assert vehicle.apart_m > 0.0
