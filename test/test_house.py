@@ -25,8 +25,8 @@ MOST_FILES_IN_A_FOLDER = 25
 STATEMENTS = {
     "api": 884,
     "settings": 1181,
-    # Braking along an earlier plan begins where the vehicle is; what is only beside the way is no ground.
-    "safety": 3238,
+    # The guard knows the road beside its own lane, and asks for a way back where a plan ends in the way of what comes.
+    "safety": 3484,
     "workers": 2869,
     # What one stream costs the others in a fault, an overload or a batch is held to its share.
     "stage": 3370,
