@@ -20,6 +20,7 @@ import numpy as np
 import psutil
 
 from benchmarks.rig.arguments import add_camera, add_stage, arguments_of
+from benchmarks.rig.bench_stage import ADAPTER
 from benchmarks.rig.graph import CameraProcess, Graph, model_options
 from benchmarks.rig.observer import Row
 from benchmarks.rig.poison_faults import FAULTS
@@ -28,7 +29,9 @@ from torchperf_ros.api.outcome import Outcome
 
 _STREAMS, _STAGES, _NAIVE = "streams", "stages", "naive nodes"
 _ARMS: Final = (_STREAMS, _STAGES, _NAIVE)
-_ADAPTER: Final = "benchmarks.rig.poison_adapter:PoisonAdapter"
+_POISON: Final = (
+    "benchmarks.rig.poison_adapter:PoisonAdapter"  # it observes, which every worker does of each frame
+)
 _FAULTS: Final = ("unprintable error", "sleep in preprocess", "segfault")
 _EVERY: Final = 40  # images of the first camera from one fault to the next
 _CONNECT_S, _MOMENT_S = 90.0, 1.0
@@ -124,9 +127,10 @@ def _namespaces(name: str, count: int) -> list[str]:
 def _start(arguments: argparse.Namespace, graph: Graph, name: str, count: int) -> Arm:
     """Start an arm's processes; they load while the next arm's are started."""
     arm, options = Arm(name, graph, count, _namespaces(name, count)), model_options(arguments.model_ms)
+    adapter = _POISON if arguments.faults else ADAPTER
     if name == _NAIVE:
         config = {
-            "adapter": _ADAPTER,
+            "adapter": adapter,
             "options": options,
             "budget_ms": arguments.budget_ms,
             "margin_ms": 2.0,
@@ -138,7 +142,7 @@ def _start(arguments: argparse.Namespace, graph: Graph, name: str, count: int) -
         return arm
     cameras = [f"camera_{number}" for number in range(count)]
     stage = {
-        "adapter": _ADAPTER,
+        "adapter": adapter,
         "options": json.dumps(options),
         "output": "answer",
         "tiers": ["full"],
