@@ -105,7 +105,8 @@ class Stage:
         self.mailbox = Mailbox()
         self.turn: Turn | None = None
         self.budget_ms = config.budget_ms
-        self.margin = PublishMargin(first_wake_ms=min(_FIRST_WAKE_MS, _FIRST_WAKE_SHARE * config.budget_ms))
+        first_wake_ms = min(_FIRST_WAKE_MS, _FIRST_WAKE_SHARE * config.budget_ms)
+        self.margin = PublishMargin(first_wake_ms, max(1, len(config.streams)))
         self.fallbacks = FallbackOutputs()
         self.statistics = StageStatistics(config, self.clock)
         self.scenes = SceneChooser(config)

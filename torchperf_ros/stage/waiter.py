@@ -136,12 +136,14 @@ class PublishMargin:
     The maximum, not a high percentile: 99.9 % of answers by the deadline leaves no room for the worst 1 %.
     """
 
-    def __init__(self, first_wake_ms: float = _LEAST_MS) -> None:
+    def __init__(self, first_wake_ms: float = _LEAST_MS, streams: int = 1) -> None:
         """Say what to expect of a wake-up before any was seen.
 
         The first deadline is the worst one to learn from: its code is cold, and the next message may just
-        be arriving.
+        be arriving. Of several `streams` with one deadline the last answer leaves after those of all others,
+        so that the margin may be so many times as long.
         """
+        self._most_ms = streams * _MOST_MS
         self._wake = deque([first_wake_ms], maxlen=_SAMPLES)
         self._publish = deque([_LEAST_MS], maxlen=_SAMPLES)
         self._update()
@@ -157,4 +159,4 @@ class PublishMargin:
         self._update()
 
     def _update(self) -> None:
-        self.ms = min(max(max(self._wake) + max(self._publish), _LEAST_MS), _MOST_MS)
+        self.ms = min(max(max(self._wake) + max(self._publish), _LEAST_MS), self._most_ms)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchperf_ros.stage.batching import BatchTimes
-from torchperf_ros.stage.waiter import Alarm
+from torchperf_ros.stage.waiter import Alarm, PublishMargin
 from torchperf_ros.workers.calibration import Batching
 
 TIER = 0
@@ -90,3 +90,13 @@ def test_given_two_sizes_that_were_slow_when_the_machine_is_well_again_then_both
         times.add(TIER, size, 100.0)
     found = [times.largest(TIER, [50.0] * 4, 10.0, 0.0, 1.0) for _ in range(200)]
     assert (found[0], found[-1]) == (1, 4)
+
+
+@given(st.integers(1, 8), st.lists(st.floats(0.0, 50.0), min_size=1, max_size=5))
+def test_given_streams_with_one_deadline_when_their_answers_take_long_then_the_margin_may_cover_all_of_them(
+    streams, late_ms
+):
+    margin = PublishMargin(streams=streams)
+    for ms in late_ms:
+        margin.woke(ms)
+    assert margin.ms == min(max(0.1, *late_ms) + 0.1, 4.0 * streams)

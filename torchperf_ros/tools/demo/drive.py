@@ -31,7 +31,7 @@ from torchperf_ros.settings.build_options import AUTO
 from torchperf_ros.settings.config import STAGE_DEFAULTS
 from torchperf_ros.tools.demo.child_process import ChildProcess, GrowingFile
 from torchperf_ros.tools.demo.make_log import CAMERAS, IMAGE_TOPICS, ODOMETRY_TOPIC
-from torchperf_ros.tools.demo.player import SMALL, drive_topics
+from torchperf_ros.tools.demo.player import SLOW_HZ, SMALL, drive_topics
 from torchperf_ros.tools.demo.verdict import DriveState, judge, report, summary
 from torchperf_ros.workers.incident_folder import open_incidents
 
@@ -51,6 +51,7 @@ _FAULTS: Final = {  # in order of their time; a replacement is ready before the 
     "planning": ("sigkill", "raise", "stall", "poison_sigkill", "nan", "gil", "poison_hang"),
 }
 _FIRST_FAULT: Final = {"perception": 0.6, "planning": 1.6}  # in gaps between two faults
+_CAMERAS_BUDGET_MS: Final = 66.0  # they are triggered together, and their frames run one after the other
 _COMPLETE_S: Final = 60.0
 _START_S: Final = 180.0
 _LATEST_S: Final = 15.0
@@ -85,7 +86,7 @@ class DemoDrive:
         self._image_type, title = IMAGE_TYPE, "drawn road, 1280x720 rgb8 at 30 Hz"
         if options.cameras > 1:
             width, height = SMALL
-            title = f"{options.cameras} drawn roads, {width}x{height} rgb8 at 30 Hz"
+            title = f"{options.cameras} drawn roads, {width}x{height} rgb8 at {SLOW_HZ:g} Hz"
         if options.log is not None:
             with LogReader(options.log) as log:
                 image = drive_topics(log)[0]
@@ -292,6 +293,7 @@ def drive_parameters(options: DriveOptions, image_type: str, folder: Path) -> di
     values = {"autostart": True, "metrics_port": 0, "compile_missing": False}
     if options.cameras > 1:
         stages["perception"]["streams"] = list(CAMERAS[: options.cameras])
+        stages["perception"]["budget_ms"] = _CAMERAS_BUDGET_MS
         stages["planning"]["topics"] = [f"detections:={CAMERAS[0]}/detections"]
     return {**values, "stages": list(STAGES), **stages}
 

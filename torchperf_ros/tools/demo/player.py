@@ -26,8 +26,9 @@ from torchperf_ros.replay.logs.player import HeaderStamps, Player, rounds
 from torchperf_ros.tools.demo.make_log import IMAGE_TOPICS, ODOMETRY_TOPIC, DriveLog
 from torchperf_ros.workers.process_setup import prefer_this_process
 
-# Width and height of the images where several cameras are drawn.
+# Width and height of the images, and images a second, where several cameras are drawn.
 SMALL: Final = (640, 360)
+SLOW_HZ: Final = 15.0
 
 
 def drive_topics(log: LogReader) -> list[LogTopic]:
@@ -65,7 +66,7 @@ def _run(log: LogReader | None, seconds: float, cameras: int) -> None:
     if log is None:
         drawn = DriveLog(seconds, labelled=False, cameras=cameras)
         if cameras > 1:
-            drawn = replace(drawn, width=SMALL[0], height=SMALL[1])
+            drawn = replace(drawn, width=SMALL[0], height=SMALL[1], rate_hz=SLOW_HZ)
         images = [LogTopic(topic, IMAGE_TYPE) for topic in drawn.image_topics]
         chosen = [*images, LogTopic(ODOMETRY_TOPIC, ODOMETRY_TYPE)]
     else:
