@@ -28,8 +28,8 @@ STATEMENTS = {
     # The guard knows the road beside its own lane, and asks for a way back where a plan ends in the way of what comes.
     "safety": 3484,
     "workers": 2869,
-    # What one stream costs the others in a fault, an overload or a batch is held to its share.
-    "stage": 3370,
+    # What one stream costs the others in a fault, an overload, a batch or an answer is held to its share.
+    "stage": 3372,
     "engines": 2371,
     "worker": 1558,
     "observe": 6100,
@@ -37,7 +37,7 @@ STATEMENTS = {
     "node": 2405,
     "replay": 4165,
     "models": 1880,
-    "tools": 3482,
+    "tools": 3485,
     "fleet": 2967,
     "world": 1473,
     "train": 1257,
