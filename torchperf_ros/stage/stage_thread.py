@@ -186,7 +186,7 @@ class StageThread:
             self._drop(worker)
         else:
             if received is not None:
-                self.stages[received[0].stream if self._alarms else 0].take(worker, *received)
+                self.stages[received[0].stream].take(worker, *received)
 
     # -- the pool's thread: workers come and go
 
