@@ -18,12 +18,13 @@ from torchperf_ros.safety.lane import Lane
 from torchperf_ros.safety.limits import Complex, Finding, Floats, Track, largest, unit
 from torchperf_ros.safety.obstacles import Seen
 from torchperf_ros.safety.prediction import (
+    NOTHING_SHOWN,
     STANDS,
     Arc,
     Course,
     Flags,
-    Road,
     Rows,
+    Shown,
     certain_drift,
     course_of,
     predicted,
@@ -189,7 +190,7 @@ def closeness(
     seen: Seen,
     options: GuardOptions,
     *,
-    road: Road | None = None,
+    known: Shown = NOTHING_SHOWN,
 ) -> Closeness:
     """Judge a track that begins now, along its lane.
 
@@ -200,17 +201,17 @@ def closeness(
         bend: curvature in 1/m that the vehicle drives now.
         seen: the obstacles of now.
         options: vehicle and limits.
-        road: of a plan that begins beside our lane, and so changes lanes: how that leads there.
+        known: of the plan by the lane that the vehicle has kept.
     """
     t_s = track.t_s
     arc = Arc(lane, bend)
-    if road is not None:
-        arc.travel, arc.bend = road
+    if known.road is not None:
+        arc.travel, arc.bend = known.road
     ahead = Ahead(track, widened_m, lane, arc, _speeds(t_s, lane.own_steps))
     seen = _near(ahead, seen, options)
     if not len(seen.yaws):
         return Closeness()
-    course = course_of(lane, ahead.arc, seen, changes=road is not None)
+    course = course_of(lane, ahead.arc, seen, known.looks)
     roles = roles_of(course, lane, ahead.lasts_s, seen, options)
     rows = predicted(t_s, course, _may_be_close(ahead, course, roles, seen, options), lane, ahead.arc, seen)
     finding = behind = too_close_behind(ahead, course, roles, seen, options)
@@ -535,7 +536,8 @@ def meets_head_on(
     safe = rss_opposite_direction(speed, others, seen.response_s[which], options)
     short = np.where(in_way, gap - safe, math.inf)
     at = int(short.argmin())
-    closing = np.where(in_way, np.maximum(gap, 0.0) / (speed + others), math.inf)  # what comes does move
+    # What comes does move; what does not come may stand, as we do then.
+    closing = np.where(in_way, np.maximum(gap, 0.0) / np.maximum(speed + others, _MOVES), math.inf)
     meets_in_s = lasts_s + float(closing.min())
     if short[at] >= 0.0:
         return None, math.inf, 0.0, meets_in_s

@@ -442,8 +442,9 @@ class Guard:
         if "distance" in checks and bend is not None:
             if situation.no_obstacles:
                 unchecked["distance"] = situation.no_obstacles
-            road = None if lane.backward else self._own_lane.road(complex(ahead.place[0]))
-            close = closeness(ahead, widened_m, lane, bend, situation.seen, options, road=road)
+            close = closeness(
+                ahead, widened_m, lane, bend, situation.seen, options, known=self._own_lane.shows(lane)
+            )
             findings += filter(None, [close.finding])
         return _Judgement(findings, unchecked, close, lane, bend)
 

@@ -135,6 +135,21 @@ class Road(NamedTuple):
     bend: float
 
 
+class Shown(NamedTuple):
+    """What the lane that was kept says of a plan.
+
+    Attributes:
+        looks: `CHANGE` where it leaves that lane, `BEND` where it keeps it; None: that is not known.
+        road: of one that leaves it, how the road leads on where it begins.
+    """
+
+    looks: Looks | None = None
+    road: Road | None = None
+
+
+NOTHING_SHOWN = Shown()
+
+
 class Arc:
     """The bend that the vehicle drives now, through where the plan begins, in the direction of travel."""
 
@@ -327,8 +342,8 @@ def on_a_road(on_joined: Along, lane: Lane, travel: complex) -> tuple[Flags, Fla
     return leads, turned > _MUCH_TURN
 
 
-def course_of(lane: Lane, arc: Arc, seen: Seen, *, changes: bool = False) -> Course:
-    """Along which ways each obstacle may go on; see above. `changes`: the plan is known to change lanes."""
+def course_of(lane: Lane, arc: Arc, seen: Seen, known: Looks | None = None) -> Course:
+    """Along which ways each obstacle may go on; see above. `known`: what the plan does, if that is known."""
     on_lane = along_lane(lane, seen)
     moves = seen.speeds >= STANDS
     none = np.zeros(len(moves), np.bool_)
@@ -336,7 +351,9 @@ def course_of(lane: Lane, arc: Arc, seen: Seen, *, changes: bool = False) -> Cou
     if lane.both_ways:
         still = np.zeros(len(moves))
         return Course(on_lane, on_arc, still, none, none, none, ~none, none, none, none, False)
-    looks = Looks.CHANGE if changes else leaves_lane(lane, arc)
+    looks = leaves_lane(lane, arc) if known is not Looks.CHANGE else known
+    if known is Looks.BEND:
+        looks = max(looks, known)
     if looks >= Looks.BEND and abs(arc.bend) > _BENDS:
         on_lane = on_lane._replace(drift=drift_beside(on_lane, arc.bend))
     slow = np.maximum(seen.speeds, STANDS)
@@ -344,8 +361,8 @@ def course_of(lane: Lane, arc: Arc, seen: Seen, *, changes: bool = False) -> Cou
     is_along = moves & (np.abs(on_lane.ahead) >= _ALONG * slow) & (np.abs(on_lane.left) < _ASIDE_M)
     changes = looks is Looks.CHANGE
     on_course = np.maximum(_ON_COURSE, _STRAYS / slow)
-    as_we = on_lane.ahead > 0.0
-    near_m: Floats = np.where((off_lane <= on_course) & (as_we | (looks is not Looks.BEND)), _NEAR_M, 0.0)
+    as_we, may_change = on_lane.ahead > 0.0, known is not Looks.BEND and looks is not Looks.BEND
+    near_m: Floats = np.where((off_lane <= on_course) & (as_we | may_change), _NEAR_M, 0.0)
     near_m = np.maximum(near_m, as_we * (_BESIDE_US_M + seen.halves[:, 0])) * (not changes)
     beyond = moves & (on_lane.s > lane.length + near_m)
     drifts = np.abs(on_lane.drift) <= _DRIFTS
