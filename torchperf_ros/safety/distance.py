@@ -508,16 +508,21 @@ def meets_head_on(
         complex(lane.own_unit[-1]) * (-1.0 if lane.backward else 1.0),
         0.5 * options.vehicle.length_m,
     )
-    which = rows.which
+    which, along, on_arc = rows.which, course.along, course.on_arc
     turned = (rows.places[-1] - rows.places[-2]) * end.conjugate()
     moved_m = np.abs(turned)
     towards = (turned.real < -_TOWARDS * moved_m) & (seen.speeds[which] >= STANDS)
-    if not course.changes:
+    if course.changes:
+        # What goes along a way of ours comes towards us, however that bends until it is here.
+        along_road, on_road = slice(0, rows.lanes + rows.arcs), which[: rows.lanes + rows.arcs]
+        ahead_m_s = np.where(np.arange(len(on_road)) < rows.lanes, along.ahead[on_road], on_arc.ahead[on_road])
+        towards[along_road] |= (ahead_m_s < 0.0) & (seen.speeds[on_road] >= STANDS)
+    else:
         # A plan that keeps its lane says nothing of the road beyond its end.
         towards &= (course.is_along & ~course.joined & ~course.strays)[which]
     if lane.length < _MOVES or not np.count_nonzero(towards):
         return nothing
-    lasts_s, along, on_arc = ahead.lasts_s, course.along, course.on_arc
+    lasts_s = ahead.lasts_s
     off = (rows.places[-1] - track.place[-1]) * end.conjugate()
     lean = -turned / np.maximum(moved_m, _TOUCHES_M)
     left = off.imag - off.real * lean.imag / (1.0 + np.maximum(lean.real, 0.0))

@@ -219,7 +219,7 @@ def lefts_of_roads(off: Complex, turned: Floats, bend: float) -> tuple[Floats, F
     return off.imag - aside_m, off.imag - np.minimum(np.maximum(eases, least_m), most_m), aside_m
 
 
-def along_joined(lane: Lane, arc: Arc, seen: Seen, looks: Looks) -> Along:
+def along_joined(lane: Lane, arc: Arc, seen: Seen, looks: Looks, known: Looks | None = None) -> Along:
     """Obstacles along a road that leaves the plan's end as the plan does and has their direction beside them.
 
     A plan that leaves its lane has to expect them as near to its way as such a road allows; one that keeps
@@ -227,19 +227,23 @@ def along_joined(lane: Lane, arc: Arc, seen: Seen, looks: Looks) -> Along:
     lanes ends aslant to the road: where it may be one, the road may also go on as we drive now until beside the
     plan's end, and bend evenly from there.
     """
+    changes = looks is Looks.CHANGE
     end = lane.own_unit[-1] * (-1.0 if lane.backward else 1.0)
     off = (seen.places - lane.own_place[-1]) * end.conjugate()
     direction = seen.velocities * (end.conjugate() / np.maximum(seen.speeds, STANDS))
-    direction = np.where(direction.real < 0, -direction, direction)
+    # What comes round more than a right angle drives away from us by its direction, but nearer by its place.
+    against = (seen.velocities * (seen.places - lane.own_place[0]).conj()).real if changes else direction.real
+    direction = np.where(against < 0, -direction, direction)
     even, eased, unsure_m = lefts_of_roads(off, np.angle(direction), lane.last_bend)
     unsure_m = np.abs(unsure_m)
-    if looks is Looks.BEND:
+    if looks is Looks.BEND and known is Looks.BEND:
         left = np.where(np.abs(even) > np.abs(eased), even, eased)
-    elif looks is Looks.EITHER:
+    elif looks is Looks.EITHER or looks is Looks.BEND:
         nearer = np.where(even * eased > 0.0, np.minimum(np.abs(even), np.abs(eased)), 0.0)
         start = lane.own_unit[0] * (-1.0 if lane.backward else 1.0)
         as_now = np.abs(np.angle(direction * end * start.conjugate())) < _AS_NOW
-        left = np.copysign(np.maximum(nearer - np.where(as_now, *_NEARER) * unsure_m, 0.0), even)
+        share = np.where(as_now, *_NEARER) if looks is Looks.EITHER else 0.0
+        left = np.copysign(np.maximum(nearer - share * unsure_m, 0.0), even)
     else:
         room_m = unsure_m if looks is Looks.CIRCLE else -unsure_m
         left = np.copysign(np.maximum(np.abs(even) + room_m, 0.0), even)
@@ -304,7 +308,8 @@ def leaves_lane(lane: Lane, arc: Arc) -> Looks:  # noqa: PLR0911 - one look afte
     if float(away[-1]) < _NO_LONGER * most and most > 0.5 * _TURNED:
         return Looks.CHANGE
     fewest, widest = float(turns[turns.argmin()]), float(turns[turns.argmax()])
-    if min(-fewest, widest) > _TURNED:
+    turns_now = 0.25 * arc.bend * lane.length
+    if min(-min(fewest, turns_now), max(widest, turns_now)) > _TURNED:
         return Looks.CHANGE
     if widest - fewest < _EVEN:
         return Looks.CIRCLE
@@ -331,14 +336,14 @@ def dips(eighths: Floats, turns_now: float) -> float:
     return largest(np.minimum(before, after) - turns)
 
 
-def on_a_road(on_joined: Along, lane: Lane, travel: complex) -> tuple[Flags, Flags]:
+def on_a_road(on_joined: Along, lane: Lane, travel: complex, most_turn: float) -> tuple[Flags, Flags]:
     """Which obstacles a road may lead to from the plan's end, and of which it is no more than a guess.
 
     The latter may cross our road as well.
     """
     turned = np.abs(np.angle(on_joined.ways * travel.conjugate()))
     leads = np.abs(on_joined.left) < _ASIDE_M
-    leads &= turned <= np.minimum(_SHARPEST * (on_joined.s - lane.length) + _ON_COURSE, _MOST_TURN)
+    leads &= turned <= np.minimum(_SHARPEST * (on_joined.s - lane.length) + _ON_COURSE, most_turn)
     return leads, turned > _MUCH_TURN
 
 
@@ -367,15 +372,15 @@ def course_of(lane: Lane, arc: Arc, seen: Seen, known: Looks | None = None) -> C
     beyond = moves & (on_lane.s > lane.length + near_m)
     drifts = np.abs(on_lane.drift) <= _DRIFTS
     as_the_plan = off_lane <= 2.0 * _SAME_COURSE
-    goes_on = is_along & (as_the_plan | drifts) & (not changes)  # as the plan does at its end
+    goes_on = is_along & (as_the_plan | drifts) & (looks >= Looks.BEND)  # as the plan does at its end
     strays = beyond & goes_on & (np.abs(on_lane.drift) > _STRAYS_LITTLE)
     travel = complex(lane.own_unit[-1]) * (-1.0 if lane.backward else 1.0)
     crosses = none
     in_bend = changes and abs(arc.bend) > _BENDS
     along, joined = on_lane, beyond & (in_bend | (off_arc > _SAME_COURSE)) & ~goes_on
     if np.count_nonzero(joined):
-        on_joined = along_joined(lane, arc, seen, looks)
-        leads, crosses = on_a_road(on_joined, lane, travel)
+        on_joined = along_joined(lane, arc, seen, looks, known)
+        leads, crosses = on_a_road(on_joined, lane, travel, _MOST_ROUND if changes else _MOST_TURN)
         joined &= leads
         along = Along._make(np.where(joined, *both) for both in zip(on_joined, on_lane, strict=True))
         is_along |= joined
