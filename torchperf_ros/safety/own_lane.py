@@ -126,7 +126,7 @@ class OwnLane:
             return
         beyond_m = np.maximum(s - lane.length, 0.0)
         keeps = bool((np.abs(aside_m) <= _SAME_M + _UNSURE * beyond_m).all())
-        bends = looks >= Looks.BEND and bool((np.abs(aside_m[beyond_m == 0.0]) <= _SAME_M).all())
+        bends = looks >= Looks.BEND and largest(np.abs(aside_m[:2])) <= _SAME_M  # all but its end
         if bends and not keeps and self._surer is None:
             self._surer = lane
         keeps |= bends
@@ -240,7 +240,7 @@ class OwnLane:
             return Shown(Looks.CHANGE, Road(travel, (later - heading) / _ROAD_M or _NO_BEND))
         is_sure = not self._guessed and self._surer is None and s[-1] - lane.length <= _NEW * way.length
         keeps = is_sure and bool((aside_m <= np.where(is_known, _SURELY_M, _KEEPS_M)).all())
-        return Shown(Looks.BEND if keeps else None)
+        return Shown(Looks.KEEPS if keeps else None)
 
     def road(self, place: complex) -> Road | None:
         """How the road leads on beside a place that is not in our lane; None: it is, or nothing is known."""

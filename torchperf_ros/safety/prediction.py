@@ -66,7 +66,8 @@ class Looks(IntEnum):
     CHANGE = -2
     EITHER = -1
     BEND = 1
-    CIRCLE = 2
+    KEEPS = 2  # known by the lane that the vehicle has kept
+    CIRCLE = 3
 
 
 class Along(NamedTuple):
@@ -139,7 +140,7 @@ class Shown(NamedTuple):
     """What the lane that was kept says of a plan.
 
     Attributes:
-        looks: `CHANGE` where it leaves that lane, `BEND` where it keeps it; None: that is not known.
+        looks: `CHANGE` where it leaves that lane, `KEEPS` where it keeps to it; None: that is not known.
         road: of one that leaves it, how the road leads on where it begins.
     """
 
@@ -219,7 +220,7 @@ def lefts_of_roads(off: Complex, turned: Floats, bend: float) -> tuple[Floats, F
     return off.imag - aside_m, off.imag - np.minimum(np.maximum(eases, least_m), most_m), aside_m
 
 
-def along_joined(lane: Lane, arc: Arc, seen: Seen, looks: Looks, known: Looks | None = None) -> Along:
+def along_joined(lane: Lane, arc: Arc, seen: Seen, looks: Looks) -> Along:
     """Obstacles along a road that leaves the plan's end as the plan does and has their direction beside them.
 
     A plan that leaves its lane has to expect them as near to its way as such a road allows; one that keeps
@@ -236,9 +237,9 @@ def along_joined(lane: Lane, arc: Arc, seen: Seen, looks: Looks, known: Looks | 
     direction = np.where(against < 0, -direction, direction)
     even, eased, unsure_m = lefts_of_roads(off, np.angle(direction), lane.last_bend)
     unsure_m = np.abs(unsure_m)
-    if looks is Looks.BEND and known is Looks.BEND:
+    if looks is Looks.KEEPS:
         left = np.where(np.abs(even) > np.abs(eased), even, eased)
-    elif looks is Looks.EITHER or looks is Looks.BEND:
+    elif looks in {Looks.EITHER, Looks.BEND}:
         nearer = np.where(even * eased > 0.0, np.minimum(np.abs(even), np.abs(eased)), 0.0)
         start = lane.own_unit[0] * (-1.0 if lane.backward else 1.0)
         as_now = np.abs(np.angle(direction * end * start.conjugate())) < _AS_NOW
@@ -357,7 +358,7 @@ def course_of(lane: Lane, arc: Arc, seen: Seen, known: Looks | None = None) -> C
         still = np.zeros(len(moves))
         return Course(on_lane, on_arc, still, none, none, none, ~none, none, none, none, False)
     looks = leaves_lane(lane, arc) if known is not Looks.CHANGE else known
-    if known is Looks.BEND:
+    if known is Looks.KEEPS:
         looks = max(looks, known)
     if looks >= Looks.BEND and abs(arc.bend) > _BENDS:
         on_lane = on_lane._replace(drift=drift_beside(on_lane, arc.bend))
@@ -366,7 +367,7 @@ def course_of(lane: Lane, arc: Arc, seen: Seen, known: Looks | None = None) -> C
     is_along = moves & (np.abs(on_lane.ahead) >= _ALONG * slow) & (np.abs(on_lane.left) < _ASIDE_M)
     changes = looks is Looks.CHANGE
     on_course = np.maximum(_ON_COURSE, _STRAYS / slow)
-    as_we, may_change = on_lane.ahead > 0.0, known is not Looks.BEND and looks is not Looks.BEND
+    as_we, may_change = on_lane.ahead > 0.0, known is not Looks.KEEPS and looks is not Looks.BEND
     near_m: Floats = np.where((off_lane <= on_course) & (as_we | may_change), _NEAR_M, 0.0)
     near_m = np.maximum(near_m, as_we * (_BESIDE_US_M + seen.halves[:, 0])) * (not changes)
     beyond = moves & (on_lane.s > lane.length + near_m)
@@ -379,7 +380,7 @@ def course_of(lane: Lane, arc: Arc, seen: Seen, known: Looks | None = None) -> C
     in_bend = changes and abs(arc.bend) > _BENDS
     along, joined = on_lane, beyond & (in_bend | (off_arc > _SAME_COURSE)) & ~goes_on
     if np.count_nonzero(joined):
-        on_joined = along_joined(lane, arc, seen, looks, known)
+        on_joined = along_joined(lane, arc, seen, looks)
         leads, crosses = on_a_road(on_joined, lane, travel, _MOST_ROUND if changes else _MOST_TURN)
         joined &= leads
         along = Along._make(np.where(joined, *both) for both in zip(on_joined, on_lane, strict=True))
