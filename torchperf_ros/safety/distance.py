@@ -515,7 +515,9 @@ def meets_head_on(
     if course.changes:
         # What goes along a way of ours comes towards us, however that bends until it is here.
         along_road, on_road = slice(0, rows.lanes + rows.arcs), which[: rows.lanes + rows.arcs]
-        ahead_m_s = np.where(np.arange(len(on_road)) < rows.lanes, along.ahead[on_road], on_arc.ahead[on_road])
+        ahead_m_s = np.where(
+            np.arange(len(on_road)) < rows.lanes, along.ahead[on_road], on_arc.ahead[on_road]
+        )
         towards[along_road] |= (ahead_m_s < 0.0) & (seen.speeds[on_road] >= STANDS)
     else:
         # A plan that keeps its lane says nothing of the road beyond its end.

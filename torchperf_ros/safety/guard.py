@@ -503,7 +503,8 @@ class Guard:
                 return out, None
             finding = next((one for one in found.findings if one.check == "distance"), finding)
         if not tried and (
-            judged.closeness.meets_s > _NEAR_S or self._own_lane.road(complex(lane.own_place[0])) is None
+            judged.closeness.meets_s > _NEAR_S
+            or self._own_lane.aside_m(complex(lane.own_place[0])) <= IN_LANE_M
         ):
             return None, None  # it is still in its lane, or none is known, and it is not urgent
         text = "ends in the way of what comes towards it, and no way back into its lane is clear"

@@ -118,7 +118,10 @@ class OwnLane:
                 self._begin(way, bend, now_ns, seen)
             return
         looks = leaves_lane(way, Arc(way, bend))
-        if self._surer is not None and float(self._surer.beside(way.own_place[:1])[0][0]) > self._surer.length:
+        if (
+            self._surer is not None
+            and float(self._surer.beside(way.own_place[:1])[0][0]) > self._surer.length
+        ):
             self._surer = None  # all of it is driven, and nothing of a plan since then turned back
         if looks is Looks.CHANGE and self._surer is not None:
             self.lane, self._surer = self._surer, None
@@ -126,7 +129,7 @@ class OwnLane:
             return
         beyond_m = np.maximum(s - lane.length, 0.0)
         keeps = bool((np.abs(aside_m) <= _SAME_M + _UNSURE * beyond_m).all())
-        bends = looks >= Looks.BEND and largest(np.abs(aside_m[:2])) <= _SAME_M  # all but its end
+        bends = largest(np.abs(aside_m[:2])) <= _SAME_M  # all but its end
         if bends and not keeps and self._surer is None:
             self._surer = lane
         keeps |= bends

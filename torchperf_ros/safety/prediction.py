@@ -233,7 +233,9 @@ def along_joined(lane: Lane, arc: Arc, seen: Seen, looks: Looks) -> Along:
     off = (seen.places - lane.own_place[-1]) * end.conjugate()
     direction = seen.velocities * (end.conjugate() / np.maximum(seen.speeds, STANDS))
     # What comes round more than a right angle drives away from us by its direction, but nearer by its place.
-    against = (seen.velocities * (seen.places - lane.own_place[0]).conj()).real if changes else direction.real
+    against = (
+        (seen.velocities * (seen.places - lane.own_place[0]).conj()).real if changes else direction.real
+    )
     direction = np.where(against < 0, -direction, direction)
     even, eased, unsure_m = lefts_of_roads(off, np.angle(direction), lane.last_bend)
     unsure_m = np.abs(unsure_m)
@@ -348,6 +350,14 @@ def on_a_road(on_joined: Along, lane: Lane, travel: complex, most_turn: float) -
     return leads, turned > _MUCH_TURN
 
 
+def _looks_of(lane: Lane, arc: Arc, known: Looks | None) -> Looks:
+    if known is Looks.CHANGE:
+        return known
+    looks = leaves_lane(lane, arc)
+    # What looks like a change of lanes may have drawn the lane that it keeps itself, step by step.
+    return Looks.KEEPS if known is Looks.KEEPS and looks is Looks.BEND else looks
+
+
 def course_of(lane: Lane, arc: Arc, seen: Seen, known: Looks | None = None) -> Course:
     """Along which ways each obstacle may go on; see above. `known`: what the plan does, if that is known."""
     on_lane = along_lane(lane, seen)
@@ -357,9 +367,7 @@ def course_of(lane: Lane, arc: Arc, seen: Seen, known: Looks | None = None) -> C
     if lane.both_ways:
         still = np.zeros(len(moves))
         return Course(on_lane, on_arc, still, none, none, none, ~none, none, none, none, False)
-    looks = leaves_lane(lane, arc) if known is not Looks.CHANGE else known
-    if known is Looks.KEEPS:
-        looks = max(looks, known)
+    looks = _looks_of(lane, arc, known)
     if looks >= Looks.BEND and abs(arc.bend) > _BENDS:
         on_lane = on_lane._replace(drift=drift_beside(on_lane, arc.bend))
     slow = np.maximum(seen.speeds, STANDS)
