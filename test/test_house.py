@@ -26,7 +26,8 @@ STATEMENTS = {
     "api": 884,
     "settings": 1181,
     # The guard knows the road beside its own lane, and asks for a way back where a plan ends in the way of what comes.
-    "safety": 3484,
+    # Its own lane follows bends, and says which plans leave it.
+    "safety": 3528,
     "workers": 2869,
     # What one stream costs the others in a fault, an overload, a batch or an answer is held to its share.
     "stage": 3372,

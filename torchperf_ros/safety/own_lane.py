@@ -22,7 +22,7 @@ _SAME_M, _UNSURE = (
     0.3,
     0.03,
 )  # as near the lane's next part is to the last one, and what is added for each m beyond
-_SURELY_M = 0.1  # a plan that leads no further aside is known to keep it, whatever it looks like
+_SURELY_M = 0.1  # a plan that leads no further aside is known to keep it
 _NEW = 0.35  # of a plan that keeps the lane, beyond what is known of that
 _DRIVEN = 0.3  # of a lane, before it is taken anew
 _OTHER_M = 2.5  # further aside, the vehicle is in another lane
@@ -118,13 +118,7 @@ class OwnLane:
                 self._begin(way, bend, now_ns, seen)
             return
         looks = leaves_lane(way, Arc(way, bend))
-        if (
-            self._surer is not None
-            and float(self._surer.beside(way.own_place[:1])[0][0]) > self._surer.length
-        ):
-            self._surer = None  # all of it is driven, and nothing of a plan since then turned back
-        if looks is Looks.CHANGE and self._surer is not None:
-            self.lane, self._surer = self._surer, None
+        self._look_back(way, looks)
         if not goes_out or looks is Looks.CHANGE:
             return
         beyond_m = np.maximum(s - lane.length, 0.0)
@@ -144,6 +138,16 @@ class OwnLane:
         else:
             return
         self.lane, self._guessed, self._since_ns = way, False, now_ns
+
+    def _look_back(self, way: Lane, looks: Looks) -> None:
+        """If what looked like a bend was the beginning of a change of lanes, ours is the lane before it again."""
+        surer = self._surer
+        if surer is None:
+            return
+        if float(surer.beside(way.own_place[:1])[0][0]) > surer.length:
+            self._surer = None  # all of it is driven, and nothing of a plan since then turned back
+        elif looks is Looks.CHANGE:
+            self.lane, self._surer = surer, None
 
     def _learn(self, seen: Seen) -> None:
         """Lead the lane on to the next car beyond what is known of it: that has the direction of the road there.
@@ -244,16 +248,6 @@ class OwnLane:
         is_sure = not self._guessed and self._surer is None and s[-1] - lane.length <= _NEW * way.length
         keeps = is_sure and bool((aside_m <= np.where(is_known, _SURELY_M, _KEEPS_M)).all())
         return Shown(Looks.KEEPS if keeps else None)
-
-    def road(self, place: complex) -> Road | None:
-        """How the road leads on beside a place that is not in our lane; None: it is, or nothing is known."""
-        if self.lane is None:
-            return None
-        (s,), (left,), (heading,) = self.lane.project(np.array([place]))
-        if abs(left) <= IN_LANE_M:
-            return None
-        later = float(np.interp(s + _ROAD_M, self.lane.s, self.lane.heading))
-        return Road(complex(math.cos(heading), math.sin(heading)), (later - heading) / _ROAD_M or _NO_BEND)
 
     def ways_out(
         self, track: Track, motion: Motion, ros_now_ns: int, hard: float, hardest: float

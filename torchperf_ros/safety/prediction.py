@@ -358,8 +358,8 @@ def _looks_of(lane: Lane, arc: Arc, known: Looks | None) -> Looks:
     return Looks.KEEPS if known is Looks.KEEPS and looks is Looks.BEND else looks
 
 
-def course_of(lane: Lane, arc: Arc, seen: Seen, known: Looks | None = None) -> Course:
-    """Along which ways each obstacle may go on; see above. `known`: what the plan does, if that is known."""
+def course_of(lane: Lane, arc: Arc, seen: Seen, shown: Looks | None = None) -> Course:
+    """Along which ways each obstacle may go on; see above. `shown`: what the lane that was kept says of the plan."""
     on_lane = along_lane(lane, seen)
     moves = seen.speeds >= STANDS
     none = np.zeros(len(moves), np.bool_)
@@ -367,7 +367,7 @@ def course_of(lane: Lane, arc: Arc, seen: Seen, known: Looks | None = None) -> C
     if lane.both_ways:
         still = np.zeros(len(moves))
         return Course(on_lane, on_arc, still, none, none, none, ~none, none, none, none, False)
-    looks = _looks_of(lane, arc, known)
+    looks = _looks_of(lane, arc, shown)
     if looks >= Looks.BEND and abs(arc.bend) > _BENDS:
         on_lane = on_lane._replace(drift=drift_beside(on_lane, arc.bend))
     slow = np.maximum(seen.speeds, STANDS)
@@ -375,7 +375,7 @@ def course_of(lane: Lane, arc: Arc, seen: Seen, known: Looks | None = None) -> C
     is_along = moves & (np.abs(on_lane.ahead) >= _ALONG * slow) & (np.abs(on_lane.left) < _ASIDE_M)
     changes = looks is Looks.CHANGE
     on_course = np.maximum(_ON_COURSE, _STRAYS / slow)
-    as_we, may_change = on_lane.ahead > 0.0, known is not Looks.KEEPS and looks is not Looks.BEND
+    as_we, may_change = on_lane.ahead > 0.0, shown is not Looks.KEEPS and looks is not Looks.BEND
     near_m: Floats = np.where((off_lane <= on_course) & (as_we | may_change), _NEAR_M, 0.0)
     near_m = np.maximum(near_m, as_we * (_BESIDE_US_M + seen.halves[:, 0])) * (not changes)
     beyond = moves & (on_lane.s > lane.length + near_m)
