@@ -55,7 +55,7 @@ def run(tmp_path):
     """Runs code in a new process, after what `LOADED` gives it; it has to come to its end."""
 
     def run(code, before=LOADED):
-        path = os.pathsep.join([str(HERE), str(ROOT), str(ROOT / "test" / "model")])
+        path = os.pathsep.join([str(HERE), str(ROOT), str(ROOT / "test" / "worker")])
         done = subprocess.run(
             [sys.executable, "-c", textwrap.dedent(before) + textwrap.dedent(code), DEVICE, str(tmp_path)],
             cwd=ROOT,
@@ -130,7 +130,7 @@ def test_given_a_session_when_it_serves_then_frames_errors_and_want_of_memory_ar
         node = Node(device=sys.argv[1]).start()
         try:
             hello = node.told()[0]
-            assert hello["device"] == sys.argv[1], hello
+            assert hello.device == sys.argv[1], hello
             node.control.settimeout(20.0)
             assert text_of(node.ask(0, 4.0)[1]).startswith("8.0 ")
             assert node.ask(1, -3.0)[0].outcome == Outcome.INVALID

@@ -85,42 +85,42 @@ def _openmp_threads() -> tuple[int, ...]:
 class Timed:
     """Times the blocks that it is entered for, one after the other: on CUDA by events, else by the clock.
 
-    At the end of a block it waits for the stream. That wait spins, as the one of every `.cpu()` does: to be
-    woken up takes longer than what a worker has left to do.
+    At the end of a block it waits for the thread's stream. That wait spins, as the one of every `.cpu()`
+    does: to be woken up takes longer than what a worker has left to do.
 
     Attributes:
         took_ns: time of the block, on CUDA until `stop` where that is called in it.
         waited_ns: on CUDA, what the block took by the clock beyond that; else 0.
     """
 
-    def __init__(self, stream: torch.cuda.Stream | None) -> None:
+    def __init__(self, *, is_cuda: bool) -> None:
         self.took_ns = self.waited_ns = self._entered_ns = 0
-        self._stream, self._is_stopped = stream, False
-        if stream is not None:
+        self._is_cuda, self._is_stopped = is_cuda, False
+        if is_cuda:
             self._begin, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
     def __enter__(self) -> "Timed":
         self._entered_ns = time.perf_counter_ns()
-        if self._stream is not None:
+        if self._is_cuda:
             self._is_stopped = False
-            self._begin.record(self._stream)
+            self._begin.record()
         return self
 
     def stop(self) -> None:
         """What the block enqueues from here on is waited for, but not timed; on the CPU it is timed as well."""
-        if self._stream is not None:
+        if self._is_cuda:
             self._is_stopped = True
-            self._end.record(self._stream)
+            self._end.record()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             return
-        if self._stream is None:
+        if not self._is_cuda:
             self.took_ns = time.perf_counter_ns() - self._entered_ns
             return
         if not self._is_stopped:
             self.stop()
-        self._stream.synchronize()
+        torch.cuda.current_stream().synchronize()
         self.took_ns = round(self._begin.elapsed_time(self._end) * NS_PER_MS)
         self.waited_ns = max(0, time.perf_counter_ns() - self._entered_ns - self.took_ns)
 
@@ -148,7 +148,7 @@ class Device:
         self._cpus = sorted(os.sched_getaffinity(0))
         self._helpers = _openmp_threads() if threads == len(self._cpus) > 1 else ()
         self._own_cpu, self._ooms, self._shares_memory = -1, 0, False
-        self._stream: torch.cuda.Stream | None = None
+        self._timed = Timed(is_cuda=self.is_cuda)
         if self.is_cuda:
             torch.cuda.set_device(device)
             # fp32 means fp32; torch's own default is tf32 in convolutions, which is a precision of its
@@ -158,7 +158,6 @@ class Device:
             self._stream = torch.cuda.Stream(device, priority=max(first, stream_priority))
             torch.cuda.set_stream(self._stream)
             self._shares_memory = bool(torch.cuda.get_device_properties(device).is_integrated)
-        self._timed = Timed(self._stream)
 
     def part_threads(self) -> None:
         """Where the model has as many threads as there are CPUs, give each of the others a CPU without the calling one.
