@@ -17,7 +17,7 @@ from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs
 from torchperf_ros.engines.model_transforms import in_precision, matrix_precision, transform
 from torchperf_ros.engines.parity import DynamicDims
 from torchperf_ros.engines.stopwatch import no_garbage_collection
-from torchperf_ros.settings.build_options import INT8_STATIC, STATIC_ENGINE, BuildOptions
+from torchperf_ros.settings.build_options import GRAPH, INT8_STATIC, STATIC_ENGINE, BuildOptions
 from torchperf_ros.settings.shape_options import MOST_SHAPES
 from torchperf_ros.workers.package_cache import unquoted_path
 
@@ -79,7 +79,7 @@ def finished(runner: Runner, options: BuildOptions, example: Inputs, device: tor
     Raises:
         ConfigError: a graph is asked for on another device.
     """
-    if options.cuda_graphs and options.engine != Compile.name:  # which captures its own
+    if options.is_captured:
         if device.type != "cuda":
             raise ConfigError(f"parameter cuda_graphs: true is for CUDA; the device here is {device}")
         with matrix_precision(options.precision, device):
@@ -99,6 +99,17 @@ class Eager(Engine):
     def prepare(self, tier: BuiltTier, options: BuildOptions) -> Runner:
         with torch.inference_mode(mode=False):
             return Runner(transform(tier.model, options, tier.device, tier.example))
+
+
+class Graph(Eager):
+    """Eager in CUDA graphs, for sizes that do not vary: `finished` captures what it prepares."""
+
+    name = GRAPH
+
+    def why_not(self, options: BuildOptions, dynamic_dims: DynamicDims, device: torch.device) -> str:
+        if device.type != "cuda":
+            return f"engine {GRAPH} runs on cuda; the device here is {device}"
+        return ""
 
 
 class Compile(Engine):

@@ -1,7 +1,6 @@
 """The layer Package: a model that was built into a file, with its manifest, and what may be loaded of it.
 
-It also has the table of all engines, and how `auto` chooses between those that build packages. An engine `graph`
-(eager inside of a CUDA graph) belongs into `IN_PROCESS`; `candidates_of` is where `auto` decides what it times.
+It also has the table of all engines, and how `auto` chooses between them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,7 @@ import torch
 from torchperf_ros.api.errors import one_line
 from torchperf_ros.engines.aoti import Aoti
 from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs
-from torchperf_ros.engines.engine import Compile, Eager, Engine, Runner, finished
+from torchperf_ros.engines.engine import Compile, Eager, Engine, Graph, Runner, finished
 from torchperf_ros.engines.fingerprint import declared_dims, identify, machine_facts
 from torchperf_ros.engines.library_engines import OnnxRuntime, OpenVino, TensorRt
 from torchperf_ros.engines.outputs import signature_of, tensors_in
@@ -37,7 +36,7 @@ ENGINES: dict[str, PackageEngine] = {
     engine.name: engine for engine in (Aoti(), OnnxRuntime(), OpenVino(), TensorRt())
 }
 # Those that run the model itself.
-IN_PROCESS: dict[str, Engine] = {engine.name: engine for engine in (Eager(), Compile())}
+IN_PROCESS: dict[str, Engine] = {engine.name: engine for engine in (Eager(), Graph(), Compile())}
 
 # A camera's pace: between two frames caches go cold, and threads that wait for work go to sleep.
 _PACE_S = 1 / 30
