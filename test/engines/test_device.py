@@ -123,6 +123,29 @@ def test_given_cuda_when_taken_then_all_that_follows_goes_to_the_workers_own_str
 
 
 @pytest.mark.gpu
+def test_given_streams_of_two_priorities_when_both_have_work_then_the_urgent_ones_is_done_first(cuda):
+    least, most = torch.cuda.Stream.priority_range()
+    priorities = []
+    for asked in (-1, 0, -100):
+        Device(torch.device("cuda", 0), threads=1, stream_priority=asked)
+        priorities.append(torch.cuda.current_stream().priority)
+    assert priorities == [-1, least, most]
+    urgent, patient = torch.cuda.current_stream(), torch.cuda.Stream(priority=least)
+    big, small = torch.randn(8192, 8192, device="cuda"), torch.randn(64, 64, device="cuda")
+    big @ big, small @ small  # the first product loads cuBLAS
+    torch.cuda.synchronize()
+    with torch.cuda.stream(patient):
+        for _ in range(30):
+            last = big @ big
+    found = small @ small
+    urgent.synchronize()
+    assert not patient.query()
+    patient.synchronize()
+    assert torch.isfinite(last).all()
+    torch.testing.assert_close(found.cpu(), small.cpu() @ small.cpu(), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.gpu
 def test_given_kernels_when_timed_then_the_time_is_theirs_and_not_that_of_launching_them(cuda):
     a = torch.randn(4096, 4096, device="cuda")
     a @ a  # the first product loads cuBLAS
