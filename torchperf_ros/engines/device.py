@@ -148,7 +148,6 @@ class Device:
         self._cpus = sorted(os.sched_getaffinity(0))
         self._helpers = _openmp_threads() if threads == len(self._cpus) > 1 else ()
         self._own_cpu, self._ooms, self._shares_memory = -1, 0, False
-        self._timed = Timed(is_cuda=self.is_cuda)
         if self.is_cuda:
             torch.cuda.set_device(device)
             # fp32 means fp32; torch's own default is tf32 in convolutions, which is a precision of its
@@ -158,6 +157,7 @@ class Device:
             self._stream = torch.cuda.Stream(device, priority=max(first, stream_priority))
             torch.cuda.set_stream(self._stream)
             self._shares_memory = bool(torch.cuda.get_device_properties(device).is_integrated)
+        self._timed = Timed(is_cuda=self.is_cuda)
 
     def part_threads(self) -> None:
         """Where the model has as many threads as there are CPUs, give each of the others a CPU without the calling one.
