@@ -69,11 +69,6 @@ class Prepared:
     tiers: dict[int, Tier]
     checks: dict[int, OutputCheck]
 
-    @property
-    def adapter(self) -> Adapter:
-        """The one that builds."""
-        return self.adapters[0]
-
     def facts(self, names: Sequence[str]) -> Iterator[TierFacts]:
         """What the node shows of each tier, those that are not loaded included."""
         for number, name in enumerate(names):

@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -16,7 +17,7 @@ import torch
 from torchperf_ros.api.clock import NS_PER_MS
 from torchperf_ros.api.errors import TorchperfError
 from torchperf_ros.engines.built_tier import Call, Inputs
-from torchperf_ros.engines.device import Device, Timed
+from torchperf_ros.engines.device import Device
 from torchperf_ros.engines.engine import Runner
 from torchperf_ros.engines.outputs import drawn, hidden_in, holds_lazy, leaves_in, numbers_of, tensors_in
 from torchperf_ros.engines.shape_runner import ShapeRunner
@@ -63,8 +64,6 @@ class OutputCheck:
         self._has_plain = any(isinstance(leaf, _PLAIN_NUMBERS) for leaf in leaves_in(example))
 
     def _signature(self, tensors: Sequence[torch.Tensor]) -> list[tuple[object, ...]]:
-        if self._is_usual:
-            return [(t.dtype, t.shape if self._fixed_sizes else t.dim()) for t in tensors]
         return [(t.dtype, t.shape if self._fixed_sizes and not t.is_nested else t.dim()) for t in tensors]
 
     def check(self, outputs: Any, *, is_finite: bool = False) -> None:  # noqa: ANN401
@@ -138,10 +137,9 @@ class EarlySums:
     def begin(self, outputs: Any) -> None:  # noqa: ANN401
         """Enqueue the sums of outputs that are usual tensors on this device; others are left to `OutputCheck`."""
         tensors, self._count = list(tensors_in(outputs)), -1
-        if not all(_is_dense(tensor) and tensor.device == self._device for tensor in tensors):
-            return
         floating = [tensor.detach() for tensor in tensors if tensor.is_floating_point()]
-        if len(floating) > _MOST_SUMS:
+        usual = all(_is_dense(tensor) and tensor.device == self._device for tensor in tensors)
+        if not usual or len(floating) > _MOST_SUMS:
             return
         for tensor, slot in zip(floating, self._slots, strict=False):
             torch.sum(tensor, dim=None, dtype=torch.float32, out=slot)
@@ -224,18 +222,13 @@ class Tier:
         found = None if self._steps is None else self._steps(inputs)
         while found is not None:
             try:
-                with self._device.timed() as timed:
-                    outputs = next(found, _END)
-                    if self._sums and outputs is not _END:
-                        timed.stop()
-                        self._sums.begin(outputs)
+                outputs, took_ns = self._timed((), partial(next, found, _END))
             except Exception as error:
                 self._tell_out_of_memory(error)
                 raise
             if outputs is _END:
                 return
-            total_ns += timed.took_ns
-            self._note(timed)
+            total_ns += took_ns
             yield outputs, total_ns
 
     def _tell_out_of_memory(self, error: Exception) -> None:
@@ -258,12 +251,9 @@ class Tier:
             if self._sums:
                 timed.stop()
                 self._sums.begin(outputs)
-        self._note(timed)
-        return outputs, timed.took_ns
-
-    def _note(self, timed: Timed) -> None:
         if self._sums:
             self.is_finite, self.waited_ns = self._sums.are_finite(), timed.waited_ns
+        return outputs, timed.took_ns
 
     def _stand_in(self, eager: Call, error: Exception, inputs: Inputs, leave_ns: int) -> tuple[Any, int]:
         """Count a failure of the engine, and answer in eager if that has the time.
