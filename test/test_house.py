@@ -32,7 +32,7 @@ STATEMENTS = {
     "stage": 3372,
     "engines": 2371,
     # On CUDA the check of outputs is enqueued behind the model, and one wait is for both.
-    "worker": 1583,
+    "worker": 1588,
     "observe": 6100,
     # A node that a roll-out may reach loads it at configure, not on the thread that receives frames.
     "node": 2405,
