@@ -19,7 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchperf_ros.engines import engine
 from torchperf_ros.engines.built_tier import BuiltTier, varying_dims
-from torchperf_ros.engines.engine import CaptureFailed, EngineUnavailable, GraphReplay
+from torchperf_ros.engines.engine import EngineUnavailable
+from torchperf_ros.engines.graph import CaptureFailed, GraphReplay
 from torchperf_ros.engines.package import make_runner
 from torchperf_ros.engines.package_engine import export, nested
 from torchperf_ros.engines.parity import check_engine, measure, random_inputs
@@ -200,7 +201,7 @@ def streams(monkeypatch):
     monkeypatch.setattr(cuda, "Stream", lambda _: side)
     monkeypatch.setattr(cuda, "stream", contextlib.nullcontext)
     monkeypatch.setattr(cuda, "CUDAGraph", Recorded)
-    monkeypatch.setattr(cuda, "graph", lambda graph, capture_error_mode: graph)
+    monkeypatch.setattr(cuda, "graph", lambda graph, pool, capture_error_mode: graph)
     monkeypatch.setattr(cuda, "set_stream", current.append)
     return SimpleNamespace(side=side, caller=caller, waits=waits, current=current)
 
@@ -271,7 +272,7 @@ def test_given_a_model_that_waits_for_the_device_when_captured_then_the_error_sa
     """In a process of its own: a failed capture leaves nothing that can be relied on."""
     code = """
         import torch
-        from torchperf_ros.engines.engine import CaptureFailed, GraphReplay
+        from torchperf_ros.engines.graph import CaptureFailed, GraphReplay
         try:
             GraphReplay(lambda x: x * float(x.sum()), (torch.ones(3, device="cuda"),))
         except CaptureFailed as error:
