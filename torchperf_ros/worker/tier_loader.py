@@ -304,7 +304,7 @@ class TierLoader:
         if choice is not None and chosen is not None and (chosen.engine != OF_PARTS or self._setup.compile):
             facts.choice = choice.words
             return chosen, identity
-        if self._on.type != "cuda":
+        if self._on.type != "cuda" or not self._has_known_sizes(tier):
             return options, identity
         self.missing.append(facts.name)
         facts.why = _NOT_YET
