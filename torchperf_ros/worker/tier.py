@@ -31,7 +31,7 @@ _FEWEST_RUNS = 5
 _EAGER_RUNS = 3  # the longest counts: it decides whether eager may stand in
 _DEMOTE_AFTER = 3
 # a GPU shares its time out evenly, without regard to priorities: a quarter is left to this one
-_RESTS = 3.0
+RESTS = 3.0
 _RECOMPILE = "recompile"
 _END: Final = object()
 _MOST_SUMS: Final = 32  # of more outputs than this, each is waited for
@@ -300,7 +300,7 @@ class Tier:
             self._is_lazy |= holds_lazy(self._timed(inputs)[0])
         most = _FEWEST_RUNS if briefly else _CALIBRATION_RUNS
         # so many times a run's time passes after it
-        rest = _RESTS if briefly and self._device.is_cuda else 0.0
+        rest = RESTS if briefly and self._device.is_cuda else 0.0
         times_ms: list[float] = []
         stop_at = time.monotonic() + _CALIBRATION_SECONDS
         while (
