@@ -395,3 +395,15 @@ def test_given_auto_when_everything_is_built_then_graphs_are_timed_too_and_the_c
         assert not loader.missing and tier.facts.choice == built["choice"], (tier.facts, said)
         assert tier.facts.engine == built["engine"].split()[0]
     """)
+
+
+def test_given_a_model_that_cannot_be_captured_when_the_cache_is_listed_then_it_is_named_and_all_forgets_it(
+    record, tmp_path, capsys
+):
+    from torchperf_ros.tools import compile_command
+
+    fail(record, RuntimeError())
+    compile_command.cache(cache_dir=str(tmp_path / "cache"))
+    assert "runs without a CUDA graph: it cannot be captured: mask.item()" in capsys.readouterr().out
+    compile_command.cache(remove="all", cache_dir=str(tmp_path / "cache"))
+    assert record().why_not() == ""
