@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import torch
 
-HEADER, COMPILE, LINK = "C++: header", "C++: compile", "C++: link"
+_COMPILER: Final = "C++"
 _MOST_OF_TORCH: Final = 12
 
 
@@ -52,7 +52,6 @@ def build_times() -> Iterator[BuildTimes]:
     from torch._inductor import cpp_builder
 
     from torchperf_ros.engines import aoti, package_build, package_engine
-    from torchperf_ros.engines.aoti import Aoti
 
     times, before = BuildTimes(), _torchs(utils)
 
@@ -63,13 +62,13 @@ def build_times() -> Iterator[BuildTimes]:
             try:
                 return call(*given, **named)
             finally:
-                times.add(_step_of(given) if step == COMPILE else step, time.monotonic() - began)
+                times.add(_step_of(given) if step == _COMPILER else step, time.monotonic() - began)
 
         return run
 
     with ExitStack() as stack:
         for owner, name, step in (
-            (cpp_builder, "run_compile_cmd", COMPILE),
+            (cpp_builder, "run_compile_cmd", _COMPILER),
             (torch._inductor, "aoti_compile_and_package", "AOTInductor, all of it"),
             (torch.export, "export", "export"),
             (aoti, "load_package", "loading"),
@@ -80,7 +79,7 @@ def build_times() -> Iterator[BuildTimes]:
         ):
             if hasattr(owner, name):
                 stack.enter_context(patch.object(owner, name, timing(step, getattr(owner, name))))
-        for engine in (Aoti, *package_engine.PackageEngine.__subclasses__()):
+        for engine in package_engine.PackageEngine.__subclasses__():
             if "convert" in vars(engine):
                 step = f"engine {engine.name}, all of it"
                 stack.enter_context(patch.object(engine, "convert", timing(step, vars(engine)["convert"])))
@@ -94,8 +93,7 @@ def _torchs(utils: Any) -> dict[str, float]:
 
 
 def _step_of(given: tuple[Any, ...]) -> str:
-    """What a command of the C++ compiler does."""
+    """What a command of the C++ compiler makes, by the end of the file's name: `C++: wrapper.o`."""
     words = shlex.split(given[0])
-    if any(word in {"-E", "c++-header"} or word.endswith((".h", ".hpp", ".gch")) for word in words):
-        return HEADER
-    return COMPILE if "-c" in words else LINK
+    made = words[words.index("-o") + 1] if "-o" in words[:-1] else words[-1]
+    return f"C++: {made.rpartition('/')[2].partition('.')[2]}"

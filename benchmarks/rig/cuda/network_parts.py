@@ -41,6 +41,7 @@ _LEAST_GAIN: Final = 0.97
 """Of eager's p50: what takes less is better than eager."""
 _TUNE_SECONDS: Final = 1.0
 _LOOKS_EVERY_S: Final = 0.1
+_TORCHPERF: Final = "from torchperf_ros.tools.main import app; app()"
 _TUNED: Final = "tuned"
 _COLUMNS: Final = ("", "p50 ms", "p99 ms", "of the best by hand", "made in s", "what it is")
 
@@ -211,12 +212,13 @@ def _tune(
     place: Place, options: Mapping[str, Any], minutes: float
 ) -> tuple[dict[str, Any], float, dict[str, float]]:
     """What the command wrote, the seconds that it took, and when each candidate stood that is better than eager."""
-    file, cache = place.folder / "tuned.json", place.folder / "tune-cache"
-    parameters = place.folder / "tune.yaml"
+    name = str(options["network"])
+    file, cache = place.folder / f"tuned-{name}.json", place.folder / f"tune-cache-{name}"
+    parameters = place.folder / f"tune-{name}.yaml"
     stage = {"adapter": ADAPTER, "output": "path", "tiers": [TIER], "options": json.dumps(options)}
     node = {"stages": ["bench"], "device": place.name, "cache_dir": str(cache), "bench": stage}
     parameters.write_text(json.dumps({"/**": {"ros__parameters": node}}), encoding="utf-8")
-    command = [sys.executable, "-m", "torchperf_ros.tools.main", "tune", "bench"]
+    command = [sys.executable, "-c", _TORCHPERF, "tune", "bench"]
     command += ["--params", str(parameters), "--minutes", str(minutes), "--seconds", str(_TUNE_SECONDS)]
     began = time.monotonic()
     process = subprocess.Popen(
