@@ -65,7 +65,7 @@ def main() -> int:
                 " can run"
             )
             return _NO_CUDA
-    from benchmarks.rig.cuda.parts import CUDA_ONLY, GROUPS, LAST, PARTS, USUAL, run_part
+    from benchmarks.rig.cuda.parts import CUDA_ONLY, GROUPS, PARTS, PHASES, USUAL, run_part
 
     if arguments.part:
         return run_part(arguments.part, arguments.device, arguments.seconds, arguments.folder)
@@ -79,10 +79,7 @@ def main() -> int:
     report = Report("cuda", arguments)
     with tempfile.TemporaryDirectory(prefix="torchperf_cuda_") as folder:
         ended, end_s = dict[str, tuple[str, float]](), time.monotonic() + arguments.within
-        for phase in (
-            [name for name in names if name not in LAST],
-            [name for name in names if name in LAST],
-        ):
+        for phase in ([name for name in phase if name in names] for phase in PHASES):
             ended |= _run(phase, arguments, Path(folder), end_s)
         found = {
             name: json.loads(file.read_text(encoding="utf-8"))

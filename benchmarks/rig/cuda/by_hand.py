@@ -4,6 +4,7 @@ All run on inputs that lie on the device. "torch's defaults" leaves tf32 on for 
 fp32 is fp32.
 """
 
+import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -75,11 +76,10 @@ def best_of(p50_ms: Mapping[str, float], candidates: Mapping[str, Candidate], pr
 def _prepared(model: nn.Module, image: torch.Tensor, precision: str) -> tuple[nn.Module, torch.Tensor]:
     if precision != FP16:
         return model, image
-    import copy
-
-    laid_out: Any = copy.deepcopy(model).half()
     last = torch.channels_last
-    return laid_out.to(memory_format=last), image.half().contiguous(memory_format=last)
+    with torch.inference_mode(mode=False):
+        laid_out: Any = copy.deepcopy(model).half()
+        return laid_out.to(memory_format=last), image.half().contiguous(memory_format=last)
 
 
 def _convolutions_in_tf32(allowed: bool) -> None:
@@ -108,7 +108,7 @@ def captured(model: nn.Module, image: torch.Tensor) -> Callable[[torch.Tensor], 
             model(static)
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         outputs = model(static)
 
     def call(given: torch.Tensor) -> object:

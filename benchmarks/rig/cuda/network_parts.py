@@ -36,6 +36,7 @@ _FIRST, _BUILT = "auto, at first", "auto, when built"
 _CACHE_MIB: Final = 8192
 _MOST_AT_FIRST, _MOST_BUILT, _MOST_TUNED = 1.1, 1.03, 1.05
 _FIRST_BETTER_S: Final = 15.0
+_WAITS_S: Final = 15.0
 _ROUNDS: Final = (20, 1000)
 _LEAST_GAIN: Final = 0.97
 """Of eager's p50: what takes less is better than eager."""
@@ -67,6 +68,8 @@ def network_part(name: str, *, half: bool) -> Callable[[Place], Found]:
                 wanted = [FP32]
             compiles = wanted[:1] if place.is_cuda else []
             candidates, refused = by_hand(model, image, wanted, compiles=compiles)
+            title = f"{name}{', fp16 channels last' if half else ''}"
+            _keep_first(place, device, title, wanted[0], candidates, loads, image)
         _build(place, options, build, cache, found)
         with torch.inference_mode():
             loads[_BUILT] = _load(options, build, device, cache)
@@ -80,6 +83,25 @@ def network_part(name: str, *, half: bool) -> Callable[[Place], Found]:
         return found
 
     return run
+
+
+def _keep_first(
+    place: Place,
+    device: Device,
+    title: str,
+    precision: str,
+    candidates: Mapping[str, Candidate],
+    loads: Mapping[str, Tier],
+    image: torch.Tensor,
+) -> None:
+    """Keep what is measured before the build, which may take too long."""
+    if not place.soon_alone(_WAITS_S):
+        return
+    with place.alone():
+        timings = _in_turns(place, device, candidates, loads, image)
+    found = Found(wrong=["the build did not come to its end"])
+    _tell(f"{title}, before the build", precision, timings, candidates, loads, found)
+    place.keep(found)
 
 
 def _load(options: Mapping[str, Any], build: BuildOptions, device: Device, cache: Path) -> Tier:
@@ -190,8 +212,7 @@ def _tell(
     rows.sort(key=lambda row: float(str(row[1])))
     found.tables.insert(0, (f"{title}: one image on the device", _COLUMNS, rows))
     for name, most in ((_FIRST, _MOST_AT_FIRST), (_BUILT, _MOST_BUILT)):
-        ratio = found.figures[name]["of_best_by_hand"]
-        if ratio > most:
+        if name in loads and (ratio := found.figures[name]["of_best_by_hand"]) > most:
             found.wrong.append(f"{name} takes {ratio:.2f} times as long as {best}; at most {most}")
 
 

@@ -3,7 +3,6 @@
 Each runs in a process of its own and gives tables and figures. Nothing here needs ROS.
 """
 
-import json
 import os
 import subprocess
 import sys
@@ -282,7 +281,7 @@ def workers(place: Place) -> Found:
 
 def start(place: Place) -> Found:
     """The first start with no package, and one from packages."""
-    adapter, tiers = _CAMERA, ["full", "fast"]
+    adapter, tiers = _CAMERA, ["full"]
     cache = place.folder / "cache"
     job = {
         "adapter": adapter,
@@ -308,7 +307,7 @@ def start(place: Place) -> Found:
         raise RuntimeError("; ".join(failed) or ended)
     figures: dict[str, Any] = {"build_s": built_s}
     with place.alone():
-        for engine in ("eager", "aoti"):
+        for engine in ("eager", "auto", "aoti"):
             stage = WorkerStage(place, adapter, {}, engine=engine, tiers=tiers, output="detections")
             try:
                 figures[f"{engine}_ready_s"] = stage.start()
@@ -339,7 +338,7 @@ def tests(place: Place) -> Found:
     at_once = min(_MOST_TESTS_AT_ONCE, len(os.sched_getaffinity(0)))
     report = place.folder / "tests.xml"
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "--no-header", "-p", "no:cacheprovider"]
-    command += ["-n", str(at_once), "--dist", "load", f"--junitxml={report}", *files]
+    command += ["-n", str(at_once), "--dist", "worksteal", f"--junitxml={report}", *files]
     done = subprocess.run(
         command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
     )
@@ -363,7 +362,6 @@ def tests(place: Place) -> Found:
 def _parts() -> dict[str, Callable[[Place], Found]]:
     networks = {RESNET: "resnet50", LRASPP: "lraspp", VIT: "vit"}
     return {
-        # What builds comes first, and the tests, as nothing can be timed meanwhile.
         "machine": machine,
         **{short: network_part(name, half=False) for name, short in networks.items()},
         **{f"{short}-fp16": network_part(name, half=True) for name, short in networks.items()},
@@ -390,14 +388,24 @@ GROUPS: Final = {
     "tune": [name for name in PARTS if name.startswith("tune-")],
 }
 """Names that stand for several parts."""
-LAST: Final = frozenset(GROUPS["tune"])
-"""Parts that have the machine for themselves for long: they begin once all else is done, one by one."""
+PHASES: Final = (
+    ("steps", "cameras", "cameras-fp32", "contexts", "workers", "copies", "streams", "memory", "profile"),
+    (
+        "machine",
+        *GROUPS["networks"],
+        "start",
+        *(name for name in PARTS if name.startswith("chain-")),
+        "tests",
+    ),
+    tuple(GROUPS["tune"]),
+)
+"""What only times; what builds first, and the tests, which nothing is timed beside; what takes a minute alone."""
 CUDA_ONLY: Final = frozenset({"tests", "streams", "cameras-fp32", *GROUPS["networks"][1:]})
 """Parts that a CPU cannot run, or not within minutes."""
 
 
 def run_part(name: str, device: str, seconds: float, folder: Path) -> int:
     """Run one part in this process and write what it found to the shared folder."""
-    found = PARTS[name](Place(device, seconds, folder))
-    (folder / f"{name}.json").write_text(json.dumps(asdict(found), default=str), encoding="utf-8")
+    place = Place(device, seconds, folder, name)
+    place.keep(PARTS[name](place))
     return 0

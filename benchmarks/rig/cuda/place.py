@@ -1,10 +1,12 @@
 """Where a part of `bench cuda` runs, and what it finds."""
 
 import fcntl
+import json
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +18,7 @@ from torchperf_ros.engines.stopwatch import Timing
 
 THREADS: Final = 1
 MIB: Final = 1 << 20
+_LOOKS_EVERY_S: Final = 0.05
 
 
 @dataclass
@@ -39,8 +42,8 @@ class Place:
     Parts build side by side; one that times does so alone.
     """
 
-    def __init__(self, device: str, seconds: float, folder: Path) -> None:
-        self.name, self.seconds, self.folder = device, seconds, folder
+    def __init__(self, device: str, seconds: float, folder: Path, part: str = "") -> None:
+        self.name, self.seconds, self.folder, self._part = device, seconds, folder, part
         self._turn = os.open(folder / "turn", os.O_RDWR | os.O_CREAT)
         self._depth = 0
         fcntl.flock(self._turn, fcntl.LOCK_SH)
@@ -52,6 +55,25 @@ class Place:
     def device(self) -> Device:
         """The device, taken as a worker takes it."""
         return Device(choose_device(self.name), THREADS)
+
+    def keep(self, found: Found) -> None:
+        """Write what was found so far, which is there also if this part comes to no end."""
+        text = json.dumps(asdict(found), default=str)
+        (self.folder / f"{self._part}.json").write_text(text, encoding="utf-8")
+
+    def soon_alone(self, within_s: float) -> bool:
+        """Whether no other part runs, or all wait for the same, after so many seconds at most."""
+        give_up_at = time.monotonic() + within_s
+        fcntl.flock(self._turn, fcntl.LOCK_UN)
+        while time.monotonic() < give_up_at:
+            try:
+                fcntl.flock(self._turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(_LOOKS_EVERY_S)
+            else:
+                return True
+        fcntl.flock(self._turn, fcntl.LOCK_SH)
+        return False
 
     @contextmanager
     def alone(self) -> Iterator[None]:

@@ -346,7 +346,7 @@ def steps(place: Place) -> Found:
     for engine in ("eager", "graph") if place.is_cuda else ("eager",):
         given = {**of_network(place), "engine": engine, "backup": "none"}
         adapter, options = given.pop("adapter"), given.pop("options")
-        given |= {"budget_ms": 33.0, "hang_ms": 2000.0}
+        given |= {"budget_ms": 500.0, "hang_ms": 5000.0}
         stage = WorkerStage(place, adapter, options, size=_STEPS_SIZE, **given)
         config = {"options": options, "device": place.name, "engine": engine, "size": list(_STEPS_SIZE)}
         ours: list[Answer] = []
