@@ -60,7 +60,8 @@ class NetworkAdapter(BenchAdapter):
 
     def scaled(self, pixels: torch.Tensor) -> torch.Tensor:
         """[height, width, 3] of bytes to [1, 3, of the network's size] from 0 to 1."""
-        image = pixels.permute(2, 0, 1).unsqueeze(0).float().mul_(1 / 255)
+        # As the network was made ready for: without it, eager would run on another layout.
+        image = pixels.permute(2, 0, 1).unsqueeze(0).contiguous().float().mul_(1 / 255)
         return functional.interpolate(image, self._size) if image.shape[2:] != self._size else image
 
     def sideways(self, outputs: Any) -> list[float]:

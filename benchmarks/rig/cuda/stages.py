@@ -69,6 +69,8 @@ class WorkerStage(BareStage):
             "device": place.name,
             "worker_threads": THREADS,
             "cache_dir": str(place.folder / "cache"),
+            # What is built meanwhile would show in times and memory.
+            "compile_missing": False,
         }
         super().__init__(
             node_config(node, {"bench": values}),
