@@ -74,8 +74,8 @@ class TrialProcesses:
                 if message["kind"] != "step":
                     return message
                 doing = message["text"]
-                says(doing)
                 self._hold_spare(doing == MEASURING)
+                says(doing)
             reason = process.death_reason() or "the trial process ended without a word"
         except TimeoutError:
             text = f"no end after {timeout_s:.0f} s, while {doing}; killed"

@@ -208,12 +208,13 @@ class TuneSearch:
         return [(tier, candidate) for tier, walk in self._left for candidate in planned(space, walk)]
 
     def _compare_best(self, tier: str, until_s: float, trials: list[TuneTrial]) -> None:
-        """Measure the best few once more, each for longer, as far as the time goes; if anything is new."""
+        """Measure the best few once more, each for longer, as far as the time goes; judge the best in any case."""
         best = self.ranking(tier).best
-        if not self._is_new or best is None:
+        if best is None or best.trial.figures is None:
             return
         near = [one for one in self.ranking(tier).standings if _may_be_best(one, best)][:_MOST_COMPARED]
-        if len(near) == 1 and (best.accuracy or not self._judged):
+        is_judged = self._judged in {0, best.trial.figures.judged}
+        if is_judged and (len(near) == 1 or not self._is_new):
             return
         for one in near:
             left_s = until_s - time.monotonic()
