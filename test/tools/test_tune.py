@@ -469,6 +469,52 @@ def test_given_a_run_that_was_ended_when_run_again_until_ctrl_c_then_it_goes_on_
     assert not out.exists()
 
 
+def on_cuda(**options):
+    return replace(target("full", **options), node=replace(target("full").node, device="cuda"))
+
+
+@pytest.mark.gpu
+def test_given_a_gpu_when_graphs_are_tried_then_they_share_eagers_process_until_one_cannot_be_captured():
+    adapter = on_cuda(wait_in="fp16")
+    with contextlib.closing(TrialProcesses(adapter.job())) as processes:
+        facts = ask_facts(adapter, processes)
+        assert facts.cuda
+        assert "graph" not in facts.left_out
+        eager, graph, again, waits, after = (
+            processes.ask(job_of(TuneCandidate(options)), PATIENCE_S, lambda text: None)
+            for options in (
+                BuildOptions(),
+                BuildOptions("graph"),
+                BuildOptions(),
+                BuildOptions("graph", precision="fp16"),
+                BuildOptions("graph", precision="bf16"),
+            )
+        )
+        assert eager["goes_on"], eager
+        assert graph["figures"]["p50_ms"] < graph["figures"]["eager_p50_ms"]
+        # The graph's pool went with it.
+        assert again["figures"]["memory_mb"] <= eager["figures"]["memory_mb"] + 2
+        assert not waits["goes_on"]
+        assert "captured" in waits["reason"]
+        assert (after["outcome"], processes.started) == (TrialOutcome.MEASURED, 2)
+
+
+@pytest.mark.gpu
+def test_given_a_gpu_when_tuned_for_a_minute_then_the_first_graph_is_there_before_any_compiler(tmp_path):
+    figures = tmp_path / "figures.json"
+    arguments = ["--device", "cuda", "--tiers", "full", "--minutes", "1", "--budget-ms", "100"]
+    done = CliRunner().invoke(cli.app, command(*arguments, "--json", str(figures)))
+    assert done.exit_code == 0, done.output
+    report = json.loads(figures.read_text())
+    shown = [line.split("full  ")[1] for line in done.output.splitlines() if " s  full  " in line]
+    first, second = shown[:2]
+    assert first.startswith("eager, ")
+    assert second.startswith("graph, ")
+    best = report["tiers"]["full"]["ranking"][0]
+    assert best["candidate"]["options"]["engine"] != "eager"
+    assert best["p50_ms"] < report["tiers"]["full"]["eager_ms"]
+
+
 @pytest.mark.usefixtures("run_here")
 def test_given_no_time_left_when_searched_then_nothing_more_is_tried_and_what_was_left_is_named(tmp_path):
     state, how = TuneState(tmp_path / "state.jsonl"), TuneOptions(Limits(1e4), minutes=0.0)

@@ -129,7 +129,7 @@ class TrialBench:
         return self._tier
 
     def _trial(self, job: Mapping[str, Any], say: Say) -> dict[str, Any]:
-        """`outcome`, `reason` and `figures` of the job's candidate, see `trial.main`."""
+        """What becomes of the job's candidate, see `TuneTrial`."""
         candidate, tier = from_json(TuneCandidate, job["candidate"]), self.tier(job["tier"])
         _forget(tier.device)
         figures, reason, goes_on = None, "", True
@@ -217,6 +217,8 @@ def _forget(device: torch.device) -> None:
     """Give back what the last candidate held, and begin a new peak, so that the next one's memory is its own."""
     gc.collect()
     if device.type == "cuda":
+        # cuBLAS keeps a workspace for each stream that it was used on, and each capture has its own.
+        torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
         return
