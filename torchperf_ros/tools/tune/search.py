@@ -39,9 +39,11 @@ _LEAST_TIMEOUT_S = 60.0
 # What a measurement takes of the search's time, for each side.
 _LOOK_S = 0.4
 _MEASURING_SHARE = 0.02
-# Of a tier's time, for the comparison of the best at the end; and how many those are.
-_LAST_SHARE = 0.1
+# At the end so many are measured once more. Building one again and timing it beside eager takes so many times as long
+# as timing it; where all that is more than this share of the search's time, nothing is kept back for it.
 _MOST_COMPARED = 3
+_TIMES_MEASURING = 4
+_LAST_SHARE = 0.1
 _NONE_IS_NEAR = (0.0, 0.0)
 
 
@@ -168,6 +170,7 @@ class TuneSearch:
         self._console, self._status, self._best = console, console.status(""), ""
         self._started_s = time.monotonic() if started_s is None else started_s
         self._whole_s, self._is_new = options.minutes * _S_PER_MINUTE, False
+        self._usual_s = min(options.seconds, _MEASURING_SHARE * self._whole_s)
         self._left: list[tuple[str, Iterator[TuneCandidate]]] = []
 
     def run(self, space: TuneSpace) -> None:
@@ -216,11 +219,14 @@ class TuneSearch:
         is_judged = self._judged in {0, best.trial.figures.judged}
         if is_judged and (len(near) == 1 or not self._is_new):
             return
+        left_s = until_s - time.monotonic()
+        seconds = min(self._options.seconds, left_s / (_TIMES_MEASURING * len(near)))
+        if seconds < self._usual_s:
+            return
         for one in near:
-            left_s = until_s - time.monotonic()
-            if one.trial.took_s + self._options.seconds > left_s:
+            if one.trial.took_s > until_s - time.monotonic():  # to build it again
                 continue
-            again = self._run(tier, one.trial.candidate, until_s, self._options.seconds)
+            again = self._run(tier, one.trial.candidate, until_s, seconds)
             if again and again.figures:
                 self._state.add(again)
                 for kept in (self.trials, trials):
@@ -263,13 +269,12 @@ class TuneSearch:
         timeout_s = min(self._options.timeout_s, until_s - time.monotonic())
         if timeout_s <= 0:
             return None
-        usual_s = min(self._options.seconds, _MEASURING_SHARE * self._whole_s)
         job = {
             "tier": tier,
             "candidate": asdict(candidate),
             "start_s": self._facts.start_s,
-            "look_s": min(_LOOK_S, usual_s),
-            "seconds": seconds or usual_s,
+            "look_s": min(_LOOK_S, self._usual_s),
+            "seconds": seconds or self._usual_s,
             "to_beat": [] if seconds else self._to_beat(tier),
             "judged": self._judged,
             "eager_accuracy": self._eager_accuracy(tier),
