@@ -49,7 +49,7 @@ from torchperf_ros.engines.built_tier import (
 from torchperf_ros.engines.device import Device, choose_device
 from torchperf_ros.engines.fingerprint import changing_weights, files_hash, identify, tiers_of
 from torchperf_ros.engines.kept_state import KeptState
-from torchperf_ros.engines.model_transforms import applies, in_precision, matrix_precision
+from torchperf_ros.engines.model_transforms import applies
 from torchperf_ros.engines.outputs import shapes_of
 from torchperf_ros.engines.package import ENGINES, IN_PROCESS, make_runner
 from torchperf_ros.engines.package_build import peak_memory_bytes
@@ -235,10 +235,9 @@ def _peak_bytes(device: torch.device) -> int:
 
 @dataclass(frozen=True)
 class TierModel(BuiltTier):
-    """A tier's model with eager fp32 as the reference."""
+    """A tier's model, which is the reference as well: eager in fp32, as `Device` sets it."""
 
     adapter: Adapter
-    reference: Call
     threads: int
 
 
@@ -256,11 +255,10 @@ def load_tier(job: Mapping[str, Any], threads: int) -> TierModel:
             model = model.to(device)
         example = tuple(tensor.to(device) for tensor in adapter.example_inputs(name))
         axes_of(dims, shapes_of(example))
-    reference = in_precision(model, "fp32", device)
     doing = f"adapter {job['adapter']!r}, tier {name!r}: the model raises on its own example inputs"
     kept = KeptState(model)
     with _named(doing), torch.inference_mode():
-        reference(*example)
+        model(*example)
     kept.restore()
     return TierModel(
         model,
@@ -268,7 +266,6 @@ def load_tier(job: Mapping[str, Any], threads: int) -> TierModel:
         dims,
         device,
         adapter,
-        reference,
         torch.get_num_threads(),
         scoring=scoring_of(adapter, name, device),
         frames=read_frames(job.get("frames", ""), example, device),
@@ -301,11 +298,10 @@ class Attempt:
         """
         self._tier, self._candidate = tier, candidate
         torch.set_num_threads(candidate.threads)
-        with matrix_precision(candidate.options.precision, tier.device):
-            runner = make_runner(tier, candidate.options)
-            runner.call(*tier.example)
-            if tier.device.type == "cuda":
-                torch.cuda.synchronize(tier.device)
+        runner = make_runner(tier, candidate.options)
+        runner.call(*tier.example)
+        if tier.device.type == "cuda":
+            torch.cuda.synchronize(tier.device)
         self.cold_start_s = (time.monotonic_ns() - started_ns) / NS_PER_S
         self._call, self.compile_s = runner.call, runner.compile_s
 
@@ -316,8 +312,7 @@ class Attempt:
             ParityError: they are too far off.
             AdapterError: another policy would be in force.
         """
-        options, tier = self._candidate.options, self._tier
-        call = in_precision(self._call, options.precision, tier.device)
+        options, tier, call = self._candidate.options, self._tier, self._call
         dims = varying_dims(options, tier.dims)
         scoring = None if tier.scoring is None else replace(tier.scoring, held_out=tier.held_out())
         if (
@@ -326,15 +321,14 @@ class Attempt:
             self.parity = Parity(0.0, 0.0)
         else:
             self.parity = check_engine(
-                tier.reference, call, tier.example, dims, options.precision, scoring=scoring
+                tier.model, call, tier.example, dims, options.precision, scoring=scoring
             )
-        self._call = call
         if self._candidate.in_process and self._candidate.shapes != BUCKET:
             return
         policy, started = self._candidate.shapes if tier.dims else "exact", time.perf_counter()
         fitted = ShapeRunner(  # as a worker of the node would run it
             call,
-            tier.reference,
+            tier.model,
             ShapeOptions(policy, self._candidate.bucket_width),
             tier.dims,
             tier.example,
@@ -373,7 +367,7 @@ class Attempt:
         if eager is None:
             is_reference = self._candidate.options == BuildOptions()
             torch.set_num_threads(self._tier.threads)
-            eager = value if is_reference else self._judged(task, self._tier.reference, count)[1]
+            eager = value if is_reference else self._judged(task, self._tier.model, count)[1]
         higher_is_better = getattr(task, "higher_is_better", True)  # a task need not derive from `Task`
         return Accuracy(name, value, eager, count, higher_is_better)
 
@@ -410,7 +404,7 @@ class Attempt:
         Where the threads differ the two take turns in blocks, as a change of their number takes calls to
         settle.
         """
-        sides = ("own", self._call), ("eager", self._tier.reference)
+        sides = ("own", self._call), ("eager", self._tier.model)
         calls = [
             {f"{who} {size}": partial(call, *inputs) for size, inputs in enumerate(self._inputs())}
             for who, call in sides
