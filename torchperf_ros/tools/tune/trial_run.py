@@ -345,11 +345,11 @@ class Attempt:
             self.compile_s += time.perf_counter() - started
 
     def look(self, look_s: float, seconds: float, to_beat: Sequence[float]) -> TrialFigures:
-        """Measure briefly, and where that is near `to_beat`, again for so many seconds."""
+        """Measure briefly, and where that is near `to_beat`, at length: in all for so many seconds."""
         found = self._figures(*self._time(look_s, _LOOKED)) if to_beat else None
         if found and not found.is_near(to_beat):
             return found
-        return self._figures(*self._time(seconds, _SAMPLES))
+        return self._figures(*self._time(max(look_s, seconds - look_s), _SAMPLES))
 
     def measure(self, seconds: float) -> dict[str, Any]:
         """`TrialFigures` of the candidate and of eager beside it, as a dict."""
