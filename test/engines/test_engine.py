@@ -19,7 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchperf_ros.engines import engine
 from torchperf_ros.engines.built_tier import BuiltTier, varying_dims
-from torchperf_ros.engines.engine import CaptureFailed, EngineUnavailable, GraphReplay
+from torchperf_ros.engines.engine import EngineUnavailable
+from torchperf_ros.engines.graph import CaptureFailed, GraphReplay
 from torchperf_ros.engines.package import make_runner
 from torchperf_ros.engines.package_engine import export, nested
 from torchperf_ros.engines.parity import check_engine, measure, random_inputs
@@ -183,6 +184,9 @@ class Recorded(TorchDispatchMode):
         self.made.append(made)
         return made
 
+    def pool(self):
+        return (0, 1)
+
     def address(self, tensor):
         return (lambda: tensor) if any(tensor is one for one in self.made) else weakref.ref(tensor)
 
@@ -200,7 +204,7 @@ def streams(monkeypatch):
     monkeypatch.setattr(cuda, "Stream", lambda _: side)
     monkeypatch.setattr(cuda, "stream", contextlib.nullcontext)
     monkeypatch.setattr(cuda, "CUDAGraph", Recorded)
-    monkeypatch.setattr(cuda, "graph", lambda graph, capture_error_mode: graph)
+    monkeypatch.setattr(cuda, "graph", lambda graph, pool, capture_error_mode: graph)
     monkeypatch.setattr(cuda, "set_stream", current.append)
     return SimpleNamespace(side=side, caller=caller, waits=waits, current=current)
 
@@ -232,7 +236,8 @@ def test_given_a_model_that_waits_for_a_value_when_captured_then_the_error_says_
     streams,
 ):
     with pytest.raises(
-        CaptureFailed, match="it cannot be captured as a CUDA graph: RuntimeError: operation not permitted"
+        CaptureFailed,
+        match=r"it cannot be captured as a CUDA graph: test_engine.py:\d+: .*: RuntimeError: operation not permitted",
     ):
         GraphReplay(lambda x: x * float(x.sum()), (torch.ones(3),))
     assert streams.current == [streams.caller]
@@ -271,7 +276,7 @@ def test_given_a_model_that_waits_for_the_device_when_captured_then_the_error_sa
     """In a process of its own: a failed capture leaves nothing that can be relied on."""
     code = """
         import torch
-        from torchperf_ros.engines.engine import CaptureFailed, GraphReplay
+        from torchperf_ros.engines.graph import CaptureFailed, GraphReplay
         try:
             GraphReplay(lambda x: x * float(x.sum()), (torch.ones(3, device="cuda"),))
         except CaptureFailed as error:

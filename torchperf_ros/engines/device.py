@@ -94,6 +94,7 @@ class Device:
 
     Attributes:
         device, is_cuda: which, and whether it is a CUDA device.
+        graph_bytes: memory that captured graphs hold, which the allocator takes for free.
     """
 
     def __init__(self, device: torch.device, threads: int, *, stream_priority: int = -1) -> None:
@@ -102,6 +103,7 @@ class Device:
         `stream_priority`: on CUDA, lower goes first, as far as the card knows so many.
         """
         self.device, self.is_cuda = device, device.type == "cuda"
+        self.graph_bytes = 0
         threads = threads or max(1, torch.get_num_threads() - 1)
         torch.set_num_threads(threads)
         self._cpus = sorted(os.sched_getaffinity(0))
@@ -184,8 +186,11 @@ class Device:
         statistics = torch.cuda.memory_stats(self.device)
         # What a library tried and got over is no frame's error.
         self._ooms = int(statistics.get("num_ooms", 0))
+        found = {name: int(statistics.get(key, 0)) for name, key in _MEMORY_STATISTICS.items()}
         return {
-            **{name: int(statistics.get(key, 0)) for name, key in _MEMORY_STATISTICS.items()},
+            **found,
+            "allocated": found["allocated"] + self.graph_bytes,
+            "peak": found["peak"] + self.graph_bytes,
             "free": free,
             "total": total,
         }

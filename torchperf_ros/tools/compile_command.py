@@ -168,36 +168,42 @@ def _run(stage: str, job: dict[str, Any], console: "Console") -> Iterator[dict[s
     Raises:
         ConfigError: there is no such adapter, device or folder.
     """
-    from torchperf_ros.workers.compile_process import CompileProcess
+    from torchperf_ros.workers.compile_process import AGAIN, CompileProcess
 
-    tiers, waiting = job["tiers"], list(job["tiers"])
-    process = CompileProcess(job, background=False)
-    try:
-        with shell.progress_bars() as progress:
-            bar = progress.add_task(f"{stage}: loading torch and the adapter", total=len(tiers), at="")
-            for message in process.messages():
-                if message["kind"] == "tier":
-                    text = (
-                        f"{stage}: {message['step']} {message['tier']} ({message['number']} of"
-                        f" {len(tiers)})"
-                    )
-                    progress.update(bar, description=text)
-                    if not console.is_terminal:
-                        console.print(text)
-                elif message["kind"] == "tiers":
-                    tiers, waiting = message["tiers"], list(message["tiers"])
-                    progress.update(bar, total=len(tiers))
-                elif message.get("unusable"):
-                    raise ConfigError(message["text"])
-                elif message["kind"] in {"built", "planned", "failed"}:
-                    progress.advance(bar)
-                    waiting = [tier for tier in waiting if tier not in message["tier"].split(", ")]
-                    yield {"stage": stage, **message}
-        if waiting:
-            reason = process.death_reason() or "its process printed nothing"
-            yield {"stage": stage, "kind": "failed", "tier": ", ".join(waiting), "text": reason}
-    finally:
-        process.close()
+    tiers, waiting, goes_on = job["tiers"], list(job["tiers"]), True
+    with shell.progress_bars() as progress:
+        bar = progress.add_task(f"{stage}: loading torch and the adapter", total=len(tiers), at="")
+        while goes_on:
+            goes_on = False
+            process = CompileProcess(job, background=False)
+            try:
+                for message in process.messages():
+                    done = message.get("tier", "").split(", ")
+                    if message["kind"] == "tier":
+                        text = (
+                            f"{stage}: {message['step']} {message['tier']} ({message['number']} of"
+                            f" {len(tiers)})"
+                        )
+                        progress.update(bar, description=text)
+                        if not console.is_terminal:
+                            console.print(text)
+                    elif message["kind"] == "tiers":
+                        tiers, waiting = message["tiers"], list(message["tiers"])
+                        progress.update(bar, total=len(tiers))
+                    elif message.get("unusable"):
+                        raise ConfigError(message["text"])
+                    elif message["kind"] == AGAIN:
+                        console.print(f"{stage}: {message['text']}; it goes on without that", markup=False)
+                        goes_on, job = True, {**job, "force": False}
+                    elif message["kind"] in {"built", "planned", "failed"} and set(done) & set(waiting):
+                        progress.advance(bar)
+                        waiting = [tier for tier in waiting if tier not in done]
+                        yield {"stage": stage, **message}
+                if waiting and not goes_on:
+                    reason = process.death_reason() or "its process printed nothing"
+                    yield {"stage": stage, "kind": "failed", "tier": ", ".join(waiting), "text": reason}
+            finally:
+                process.close()
 
 
 def _print(results: list[dict[str, Any]], shown: "Console") -> None:

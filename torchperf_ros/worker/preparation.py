@@ -25,7 +25,7 @@ from torchperf_ros.api.errors import (
 from torchperf_ros.api.histories import work_for
 from torchperf_ros.api.messages import full_name, warm_up
 from torchperf_ros.engines.device import Device, choose_device, leave
-from torchperf_ros.engines.engine import CaptureFailed
+from torchperf_ros.engines.graph import CaptureFailed
 from torchperf_ros.engines.outputs import tensors_in
 from torchperf_ros.worker.batching import find_batching
 from torchperf_ros.worker.capture import step_into_background
@@ -71,8 +71,13 @@ def main(frames_fd: int, control_fd: int, result_fd: int, *ring_fds: int) -> int
         if not isinstance(error, TorchperfError):
             text = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
         with contextlib.suppress(OSError):
-            without_graphs = isinstance(error, CaptureFailed)
-            reports.say(LastWords(text, isinstance(error, _PERMANENT), without_graphs=without_graphs))
+            words = LastWords(
+                text,
+                isinstance(error, _PERMANENT),
+                without_graphs=isinstance(error, CaptureFailed) and not error.is_known,
+                out_of_memory=isinstance(error.__cause__, torch.OutOfMemoryError),
+            )
+            reports.say(words)
         leave(1)
     return 0
 

@@ -21,6 +21,10 @@ _SILENT_S = 10.0
 _POLL_S = 0.2
 
 
+# Its process had to end for what it has found out; the same job goes on in the next one.
+AGAIN = "again"
+
+
 class CompileProcess:
     """Runs one job by `python -m`, by default `torchperf_ros.engines.compile_main`'s.
 
@@ -187,7 +191,8 @@ class PackageBuilder:
         self.killed: list[CompileProcess] = []
         self._tried: set[str] = set()
         self._silent_since_s: float | None = None
-        self._held = self._has_warned = False
+        self._held = self._has_warned = self._goes_on = False
+        self._wanted: list[str] = []
         self._count = 0
 
     @property
@@ -213,6 +218,7 @@ class PackageBuilder:
             "packages": [setup.packages[number] for number in numbers],
         }
         self._tried |= set(wanted)
+        self._wanted, self._goes_on = wanted, False
         try:
             self.process = CompileProcess(job, background=True)
         except OSError as error:
@@ -249,15 +255,21 @@ class PackageBuilder:
             if not self.process.ended and time.monotonic() - self._silent_since_s < _SILENT_S:
                 return  # it is asked again: workers are looked after meanwhile
             reason = self.process.death_reason(wait=False)
-            if reason and not self._has_warned:
+            goes_on = self._goes_on
+            if reason and not self._has_warned and not goes_on:
                 self._warn(reason)
             self.stop()
+            if goes_on:
+                self._tried -= set(self._wanted)
+                self.want(self._wanted)
             return
         for message in messages:
             if message["kind"] == "tier":
                 self.progress = f"compiling {message['number']} of {self._count}"
             elif message["kind"] == "built":
                 self._built(message["tier"])
+            elif message["kind"] == AGAIN:
+                self._goes_on = True
             elif message["kind"] == "failed":
                 self._has_warned = True
                 self._warn(f"tier {message['tier']} stays in eager: {message['text']}")
