@@ -9,6 +9,7 @@ from torchperf_ros.settings.build_options import (
     DISTRIBUTIONS,
     ENGINES,
     GRAPH,
+    GRAPH_MODE,
     INT8_STATIC,
     OF_PARTS,
     PRECISIONS,
@@ -30,8 +31,7 @@ from torchperf_ros.tools.tune.trial import (
 )
 
 _COMPILE, _AOTI = OF_PARTS, STATIC_ENGINE
-_OVERHEAD = "reduce-overhead"
-_CUDA_GRAPH_MODES = (_OVERHEAD, "max-autotune")
+_CUDA_GRAPH_MODES = (GRAPH_MODE, "max-autotune")
 _BUCKET_COUNTS = (4, 8)
 _MOST_STATIC_GRAPHS = 8  # each is compiled before the first frame
 _NEAR = 1.25
@@ -158,7 +158,7 @@ class TuneSpace:
         how = TuneCandidate(best.options, best.threads)  # buckets are a variation
         plain = _with(how, precision="fp32", channels_last=False)
         for name in engines:
-            mode = _OVERHEAD if static and name == _COMPILE else "default"
+            mode = GRAPH_MODE if static and name == _COMPILE else "default"
             yield from self._on([name], how, mode=mode)
             if static and name == _COMPILE:
                 yield from self._on([name], plain, mode=mode)

@@ -61,6 +61,7 @@ from torchperf_ros.settings.shape_options import ShapeOptions, axes_of
 from torchperf_ros.tools.log_frames import keep_frames
 from torchperf_ros.tools.tune.trial import (
     BUCKET,
+    EAGER,
     MEASURING,
     Accuracy,
     Facts,
@@ -303,7 +304,7 @@ class Attempt:
         if tier.device.type == "cuda":
             torch.cuda.synchronize(tier.device)
         self.cold_start_s = (time.monotonic_ns() - started_ns) / NS_PER_S
-        self._call, self.compile_s = runner.call, runner.compile_s
+        self._call, self._captured, self.compile_s = runner.call, runner.captured, runner.compile_s
 
     def compare(self) -> None:
         """Compare its outputs with eager's, and find out whether its shape policy can be used.
@@ -320,8 +321,9 @@ class Attempt:
         ):  # which may keep state between calls, so that it would not be the same as itself
             self.parity = Parity(0.0, 0.0)
         else:
+            drawn = {} if self._captured else dims  # other sizes do not reach the graph
             self.parity = check_engine(
-                tier.model, call, tier.example, dims, options.precision, scoring=scoring
+                tier.model, call, tier.example, drawn, options.precision, scoring=scoring
             )
         if self._candidate.in_process and self._candidate.shapes != BUCKET:
             return
@@ -335,7 +337,8 @@ class Attempt:
             options.precision,
             self.parity,
             unpad=tier.adapter.unpad,
-            dynamic_engine=self._candidate.in_process or bool(dims),
+            dynamic_engine=options.engine == EAGER or (bool(dims) and not self._captured),
+            capture=self._captured.capture if self._captured else None,
         )
         fitted.warm_up()
         if fitted.policy != policy:
