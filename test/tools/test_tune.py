@@ -170,7 +170,7 @@ def test_given_candidates_that_run_the_model_itself_when_one_fails_then_only_the
     built = tmp_path / "built"
     adapter = target("full", wrong_in="fp16", crash_in="bf16", touch=str(built))
     with contextlib.closing(TrialProcesses(adapter.job())) as processes:
-        assert ask_facts(adapter, processes).tiers == ("full",)
+        assert ask_facts(adapter, processes, None, lambda text: None).tiers == ("full",)
         assert outcome_of(TuneCandidate()) == (TrialOutcome.MEASURED, 1)
         assert outcome_of(precision("fp16")) == (TrialOutcome.REFUSED, 1), "wrong, but it ran"
         assert outcome_of(replace(TuneCandidate(), threads=2)) == (TrialOutcome.MEASURED, 1)
@@ -329,7 +329,9 @@ def test_given_many_states_when_another_is_opened_then_the_oldest_are_removed(tm
 
 
 def facts_of(*tiers, **options):
-    return ask_facts(target(*tiers, **options), Here(target(*tiers, **options).job()))
+    return ask_facts(
+        target(*tiers, **options), Here(target(*tiers, **options).job()), None, lambda text: None
+    )
 
 
 @pytest.mark.usefixtures("run_here")
@@ -350,13 +352,19 @@ def test_given_an_adapter_when_asked_then_the_facts_are_those_of_all_tiers():
 
 
 @pytest.mark.usefixtures("run_here")
+def test_given_several_tiers_when_asked_then_the_threads_are_the_nodes_default_however_often_a_model_is_loaded():
+    torch.set_num_threads(4)
+    assert facts_of("full", "fast").threads == 3
+
+
+@pytest.mark.usefixtures("run_here")
 def test_given_an_adapter_that_cannot_be_used_when_asked_then_the_reason_is_named():
     refused = target("full", colour=1)
     with (
         contextlib.closing(TrialProcesses(refused.job())) as processes,
         pytest.raises(AdapterError, match="colour"),
     ):
-        ask_facts(refused, processes)
+        ask_facts(refused, processes, None, lambda text: None)
     with pytest.raises(AdapterError, match="'huge'"):
         facts_of("full", "huge")
 
@@ -477,7 +485,7 @@ def on_cuda(**options):
 def test_given_a_gpu_when_graphs_are_tried_then_they_share_eagers_process_until_one_cannot_be_captured():
     adapter = on_cuda(wait_in="fp16")
     with contextlib.closing(TrialProcesses(adapter.job())) as processes:
-        facts = ask_facts(adapter, processes)
+        facts = ask_facts(adapter, processes, None, lambda text: None)
         assert facts.cuda
         assert "graph" not in facts.left_out
         eager, graph, again, waits, after = (

@@ -68,7 +68,7 @@ class TuneOptions:
 
 
 def ask_facts(
-    target: Target, processes: TrialProcesses, log: Path | None = None, says: Callable[[str], None] = print
+    target: Target, processes: TrialProcesses, log: Path | None, says: Callable[[str], None]
 ) -> Facts:
     """What the adapter is, asked in the first process: its tiers, what can be tried; or an `AdapterError`.
 

@@ -109,6 +109,7 @@ class TrialBench:
         self._job, self._name = job, ""
         self._tier: TierModel | None = None
         self._device = Device(choose_device(job["device"]), 0).device
+        self._threads = torch.get_num_threads()
         if job.get("tier"):
             if self._device.type == "cuda":
                 importlib.import_module(_COMPILER)
@@ -126,7 +127,7 @@ class TrialBench:
     def tier(self, name: str) -> "TierModel":
         if self._tier is None or self._name != name:
             self._tier = None
-            self._tier, self._name = load_tier({**self._job, "tier": name}, 0), name
+            self._tier, self._name = load_tier({**self._job, "tier": name}, self._threads), name
         return self._tier
 
     def _trial(self, job: Mapping[str, Any], say: Say) -> dict[str, Any]:
@@ -171,7 +172,7 @@ class TrialBench:
             names = tiers or tiers_of(open_adapter(name, self._job["options"], device))
         tier = self.tier(names[0])
         start_s = (time.monotonic_ns() - self._job["started_ns"]) / NS_PER_S
-        models = [tier, *(load_tier({**self._job, "tier": name}, 0) for name in names[1:])]
+        models = [tier, *(load_tier({**self._job, "tier": name}, self._threads) for name in names[1:])]
         changing = map(_changing, names, models)
         task = drawing_task(tier.adapter)
         judging = "" if task is None else files_hash(type(task))
