@@ -213,12 +213,13 @@ def test_given_a_stage_when_its_worker_is_killed_then_the_standby_answers_from_t
         """
         import os, signal, sys
         from pathlib import Path
-        from benchmarks.rig.cuda_parts import Place, WorkerStage
+        from benchmarks.rig.cuda.place import Place
+        from benchmarks.rig.cuda.stages import WorkerStage
         from torchperf_ros.api.outcome import Outcome
 
         place = Place(sys.argv[1], 0.1, Path(sys.argv[2]))
         layers = {"layers": {"full": 2, "fast": 1}}
-        stage = WorkerStage(place, "benchmarks.rig.cuda_adapter:CudaAdapter", layers, budget_ms=1000.0, hang_ms=2000.0)
+        stage = WorkerStage(place, "benchmarks.rig.cuda.adapter:CudaAdapter", layers, budget_ms=1000.0, hang_ms=2000.0)
         try:
             stage.start()
             workers = stage.actor.pool.workers
