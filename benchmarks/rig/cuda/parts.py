@@ -193,7 +193,7 @@ def memory(place: Place) -> Found:
         "kept": len(kept),
         **device.memory_bytes(),
     }
-    wanted = {"memory.md", *(("cuda_memory.pickle", "cuda_memory.txt") if device.is_cuda else ())}
+    wanted = {"memory.txt", *(("cuda_memory.pickle", "cuda_memory.txt") if device.is_cuda else ())}
     wrong = [f"{name} was not written" for name in sorted(wanted - set(files))]
     wrong += [f"writing took {took_s:.0f} s"] if took_s > 20 else []
     return Found(
