@@ -1,6 +1,6 @@
 """Entry of the process that compiles.
 
-Builds packages, or does another job. The job is a JSON object on stdin.
+Builds packages, or does another job. The job is a JSON object on stdin, in one line.
 
     python -m torchperf_ros.engines.compile_main NEWS        (descriptor for one JSON object per line)
 
@@ -35,7 +35,7 @@ def main() -> int:
     # Standard output is the adapter's to print to.
     news = os.fdopen(int(sys.argv[1]), "w", buffering=1, encoding="utf-8")
     os.set_inheritable(news.fileno(), False)
-    job = json.load(sys.stdin)
+    job = json.loads(sys.stdin.readline())
 
     def say(kind: str, **fields: object) -> None:
         news.write(json.dumps({"kind": kind, **fields}) + "\n")

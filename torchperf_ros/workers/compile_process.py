@@ -38,16 +38,22 @@ class CompileProcess:
     """
 
     def __init__(
-        self, job: dict[str, Any], *, background: bool, module: str = "torchperf_ros.engines.compile_main"
+        self,
+        job: dict[str, Any],
+        *,
+        background: bool,
+        module: str = "torchperf_ros.engines.compile_main",
+        takes_more: bool = False,
     ) -> None:
         """Spawn it and hand it its job, see `compile_main`.
 
         The spawning thread must outlive it, as it dies with that.
 
-        `module` takes the job on stdin and a descriptor for its news; `background` is the lowest priority.
+        `module` takes the job on stdin, a line of JSON, and a descriptor for its news; `background` is the lowest
+        priority. One that `takes_more` gets further lines by `send`.
         """
         self._buffer = self._printed = b""
-        job_json = json.dumps({**job, "background": background}).encode()
+        job_json = _line({**job, "background": background})
         self._name = job.get("does", module).rpartition(".")[2].rpartition("_")[0]
         self.news, theirs = os.pipe()
         try:
@@ -64,14 +70,28 @@ class CompileProcess:
             raise
         finally:
             os.close(theirs)
-        assert self._process.stdin is not None
         assert self._process.stdout is not None
         self.pid = self._process.pid
         self._output_fd = self._process.stdout.fileno()
         os.set_blocking(self._output_fd, False)
         os.set_blocking(self.news, False)
-        with contextlib.suppress(BrokenPipeError):  # it died at once; its end says why
-            self._process.stdin.write(job_json)
+        self._write(job_json)
+        if not takes_more:
+            self._close_input()
+
+    def send(self, job: dict[str, Any]) -> None:
+        """Hand a process that `takes_more` its next job."""
+        self._write(_line(job))
+
+    def _write(self, line: bytes) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has died; its end says why
+            self._process.stdin.write(line)
+            self._process.stdin.flush()
+
+    def _close_input(self) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
 
     def listen(self) -> list[dict[str, Any]] | None:
@@ -146,8 +166,13 @@ class CompileProcess:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_S)
         assert self._process.stdout is not None
+        self._close_input()
         self._process.stdout.close()
         os.close(self.news)
+
+
+def _line(job: dict[str, Any]) -> bytes:
+    return json.dumps(job).encode() + b"\n"
 
 
 class PackageBuilder:
