@@ -43,7 +43,7 @@ _LEAST_GAIN: Final = 0.97
 """Of eager's p50: what takes less is better than eager."""
 _TUNE_SECONDS: Final = 1.0
 _LOOKS_EVERY_S: Final = 0.1
-_TORCHPERF: Final = "from torchperf_ros.tools.main import app; app()"
+TORCHPERF: Final = "from torchperf_ros.tools.main import app; app()"
 _TUNED: Final = "tuned"
 _COLUMNS: Final = ("", "p50 ms", "p99 ms", "of the best by hand", "made in s", "what it is")
 
@@ -244,7 +244,7 @@ def _tune(
     stage = {"adapter": ADAPTER, "output": "path", "tiers": [TIER], "options": json.dumps(options)}
     node = {"stages": ["bench"], "device": place.name, "cache_dir": str(cache), "bench": stage}
     parameters.write_text(json.dumps({"/**": {"ros__parameters": node}}), encoding="utf-8")
-    command = [sys.executable, "-c", _TORCHPERF, "tune", "bench"]
+    command = [sys.executable, "-c", TORCHPERF, "tune", "bench"]
     command += ["--params", str(parameters), "--minutes", str(minutes), "--seconds", str(_TUNE_SECONDS)]
     began = time.monotonic()
     process = subprocess.Popen(
