@@ -82,7 +82,8 @@ class CaptureRecord:
             for path in self._begun():
                 path.unlink(missing_ok=True)
         finally:
-            begun.unlink(missing_ok=True)
+            with suppress(OSError):
+                begun.unlink()
 
     def _begun(self) -> list[Path]:
         return list(self._folder.glob(f"{self._key}.*{CAPTURING}"))

@@ -276,7 +276,8 @@ def cache(
     """List the compiled packages on this machine, or remove them.
 
     A package whose files are damaged is named with what is wrong with it; the
-    node builds it anew. With `all`, what compilers keep there goes, too.
+    node builds it anew. With `all`, what compilers keep there goes, too, and
+    what was found out: which engines are fastest, which models no CUDA graph takes.
 
     Example: torchperf cache --remove 3f9a
     """
@@ -295,7 +296,10 @@ def cache(
         for entry in chosen:
             packages.remove(entry.path)
         freed = sum(entry.size_bytes for entry in chosen) + packages.remove_abandoned()
-        kept = clear_compiler_cache(cache_dir) if remove == "all" else 0
+        kept = 0
+        if remove == "all":
+            packages.forget_findings()
+            kept = clear_compiler_cache(cache_dir)
         more = f", and {kept / _MIB:.1f} MiB that torch's compilers kept there" if kept else ""
         what = f"removed {len(chosen)} packages, {freed / _MIB:.1f} MiB, from {packages.folder}"
         shell.say(shown, what + more)
@@ -304,6 +308,8 @@ def cache(
     for entry in entries:
         if entry.manifest is None:
             shell.say(shown, f"{entry.path.stem[:12]}: {entry.problem}", "red")
+    for key, why in packages.uncapturable().items():
+        shell.say(shown, f"{key[:12]}: runs without a CUDA graph: {why}", "yellow")
     if rows:
         heads = ("key", "adapter", "tier", "how", "device", "torch", ">MiB", ">p50 ms", ">eager", "built")
         shown.print(console_table(heads, rows))

@@ -164,7 +164,7 @@ class Preparation:
 
     def calibrate(self, prepared: Prepared) -> Ready:
         """Warm up and time every tier; returns what says that it is ready."""
-        setup, adapter = self._setup, prepared.adapter
+        setup, adapter = self._setup, prepared.adapters[0]
         calibrations = list(setup.calibrations) or [Calibration(0.0, 0.0)] * len(setup.tiers)
         fixed_sizes = not adapter.dynamic_dims()
         with torch.inference_mode():
@@ -194,7 +194,7 @@ class Preparation:
 
     def _batching(self, prepared: Prepared) -> Batching:
         """Whether and how fast one run answers several frames; says why not."""
-        setup, adapter = self._setup, prepared.adapter
+        setup, adapter = self._setup, prepared.adapters[0]
         rests = setup.background and self._device.is_cuda
         with torch.inference_mode():
             found = find_batching(adapter, prepared.tiers, setup, self._reports, rests=rests)
@@ -211,7 +211,7 @@ class Preparation:
         On CUDA the first use of a kernel loads it, and a copy pins memory. Without messages to begin with
         it is upload, check and download; what fails here fails at a frame, too.
         """
-        adapter = prepared.adapter
+        adapter = prepared.adapters[0]
         try:
             messages, inputs = adapter.example_messages(), tuple(tensor.cpu() for tensor in example)
             if not messages and not self._device.is_cuda:

@@ -89,6 +89,17 @@ class PackageCache:
     def forget_choice(self, identity: Identity) -> None:
         (self.folder / f"{identity.key}{_CHOICE}").unlink(missing_ok=True)
 
+    def uncapturable(self) -> dict[str, str]:
+        """Keys of models of which no CUDA graph can be captured, and why."""
+        files = sorted(self.folder.glob(f"*{CAPTURE_FAILED}"))
+        return {path.stem: path.read_text(encoding="utf-8", errors="replace") for path in files}
+
+    def forget_findings(self) -> None:
+        """Remove what was found out beside the packages: choices between engines, and captures that failed."""
+        for suffix in (_CHOICE, CAPTURE_FAILED, CAPTURING):
+            for path in self.folder.glob(f"*{suffix}"):
+                path.unlink(missing_ok=True)
+
     def used(self, package: Path) -> None:
         """Note that a package, or a choice, was taken, so that it is removed last."""
         with contextlib.suppress(OSError):  # another user's cache, read-only: its age does not matter
