@@ -567,6 +567,17 @@ def test_given_bad_input_when_tuned_then_one_line_says_what_would_be_right(argum
         assert word in result.output
 
 
+@pytest.mark.usefixtures("run_here")
+def test_given_an_engine_that_cannot_be_here_when_tuned_then_one_line_says_why_and_what_there_is():
+    done = CliRunner().invoke(cli.app, command("--engines", "eager,graph"))
+    assert done.exit_code == 2, done.output
+    (line,) = done.output.strip().splitlines()
+    why = "engine graph runs on cuda; the device here is cpu"
+    assert line.startswith(
+        f"torchperf: --engines 'graph' is not allowed here: {why}; there are eager, compile"
+    )
+
+
 FOUND = TuneCandidate(
     BuildOptions("compile", "max-autotune", precision="bf16", channels_last=True), threads=4
 )
