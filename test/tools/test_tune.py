@@ -208,6 +208,11 @@ def test_given_cores_to_spare_when_one_is_measured_then_the_next_process_stands_
         assert processes.started == 3, "the spare one was taken, and has a successor"
 
 
+def test_given_the_reference_when_tried_then_it_is_neither_faster_nor_slower_than_itself(run_here):
+    figures = run_here(TuneCandidate())["figures"]
+    assert (figures["p50_ms"], figures["least_share"]) == (figures["eager_p50_ms"], 1.0)
+
+
 @pytest.mark.parametrize(
     ("candidate", "words"),
     [

@@ -414,10 +414,10 @@ class Attempt:
         share = seconds / len(calls[0])
         threads = (self._candidate.threads, self._tier.threads)
         if threads[0] == threads[1]:
-            found = time_interleaved(
-                {**calls[0], **calls[1]}, self._tier.device, seconds=share, rounds=rounds
-            )
-            return _pooled(found, "own"), _pooled(found, "eager")
+            is_reference = self._call is self._tier.model
+            timed = calls[0] if is_reference else {**calls[0], **calls[1]}
+            found = time_interleaved(timed, self._tier.device, seconds=share, rounds=rounds)
+            return _pooled(found, "own"), _pooled(found, "own" if is_reference else "eager")
         times: dict[str, list[float]] = {"own": [], "eager": []}
         fewest, most = (count // _PARTS for count in rounds)
         with no_garbage_collection():
