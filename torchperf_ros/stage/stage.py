@@ -157,8 +157,9 @@ class Stage:
 
         None: give them to `offer` as they come.
 
-        The trigger is there, so the worker that will run it wakes up while the middleware copies it. For
-        the one thread that offers triggers. A frame that waits has its bytes elsewhere: the ring's newest
+        The trigger is there, so the worker that will run it wakes up while the middleware copies it. Not among
+        streams: while it waits, it would take its processor from the frames of others. For the one thread that
+        offers triggers. A frame that waits has its bytes elsewhere: the ring's newest
         record belongs to a frame that runs.
         """
         with self.lock:
@@ -167,7 +168,8 @@ class Stage:
             description = model.pool.description
             if not is_free or description is None:
                 return None
-            model.crew.expect()
+            if not self.thread.has_streams:
+                model.crew.expect()
             return self.ring.slot(len(description.inputs))
 
     def offer(
