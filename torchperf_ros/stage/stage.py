@@ -345,6 +345,12 @@ class Stage:
 
     # -- the stage's thread: results, deadline, answer
 
+    @property
+    def has_work(self) -> bool:
+        """Whether there is a frame, in flight or waiting, or something to publish; with the lock held."""
+        has_frame = self.turn is not None or self.mailbox.waiting is not None
+        return has_frame or bool(self._alerts or self._unlogged)
+
     def look(self) -> Verdict | None:
         """Begin what waits, and find out what follows; the verdict where the frame in flight can be answered.
 

@@ -163,14 +163,15 @@ class StageThread:
             self._at.go_on(turn, verdict)
 
     def _in_order(self) -> "list[Stage]":
-        """The stages as their frames are to be looked at: those of high priority and early deadlines first."""
+        """The stages that have work, as their frames are to be looked at: high priority and early deadlines first."""
         if not self._alarms:
             return self.stages
         now_ns = self._clock()
         for alarm in self._alarms:
             if alarm.at_ns <= now_ns:  # it has rung, as a timer does once
                 alarm.at_ns = 0
-        return sorted(self.stages, key=_urgency)
+        waiting = [stage for stage in self.stages if stage.has_work]
+        return sorted(waiting, key=_urgency) if len(waiting) > 1 else waiting
 
     def _receive(self, worker: WorkerProcess) -> None:
         """Take what a worker has sent: a response, or the end of its socket."""
