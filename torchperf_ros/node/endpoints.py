@@ -20,7 +20,7 @@ from torchperf_ros.node.ring_subscription import Receiver, RingSubscription, Tak
 from torchperf_ros.observe.ros_types import HEARD_QOS, ros_message_class
 from torchperf_ros.stage.frame import Frame
 from torchperf_ros.stage.hooks import Instead
-from torchperf_ros.stage.stage import Stage, StageInput, refuse_one_topic
+from torchperf_ros.stage.stage import Stage, StageInput, makers, refuse_one_topic
 
 if TYPE_CHECKING:
     from torchperf_ros.observe.recorder.recording import (
@@ -133,10 +133,10 @@ class Endpoints:
         with the reason.
 
         Raises:
-            ConfigError: no topic can be called so.
+            ConfigError: no topic can be called so, or two stages publish one, or two streams take one.
             UnknownMessageType: a message's package is not installed.
         """
-        made_by = {resolved(self._node, stage.config.output): index for index, stage in enumerate(stages)}
+        made_by = makers(stages, functools.partial(resolved, self._node))
         every = [stage_inputs(self._node, stage) for stage in stages]
         refuse_one_topic([source for sources in every for source in sources])
         self._carried = {

@@ -125,6 +125,7 @@ class Stage:
             self.model = ModelVersion(BASE, config, {}, setup, pool, crew)
         else:
             self.model = replace(beside.model, config=config)
+        self.pool.config = self.thread.whole_config()
         self.ring: FrameRing = self.pool.rings[self.place]
         self.guard: StageGuard | None = None
         self.checks: list[Check] = []
@@ -510,7 +511,7 @@ class Stage:
             self.turn = None
             self.waiter.set(0)
             self._begin(now_ns)
-            if answered.result is not None and self.thread.is_free:
+            if answered.result is not None and self.thread.may_practise:
                 self._practise(answered, now_ns)
             if self.shadow is not None:
                 self.shadow.answered(answered, answer, now_ns, free=self.turn is None)
@@ -528,7 +529,7 @@ class Stage:
             worker,
             answered,
             fresh_ms=self.fresh_ms,
-            room_ms=max(0.0, (self.thread.next_frame_ns - now_ns) / NS_PER_MS),
+            room_ms=self.thread.room_ms(now_ns, self.ladder.predicted_ms(self.ladder.last)),
             way_ms=float("inf") if way is None else way.left_ms(now_ns),
             now_ns=now_ns,
         )
@@ -693,8 +694,7 @@ class Stage:
         with self.lock:  # no exchange in between may give one version the other's changes
             own = replace(config, **self.model.changes)
             self.model.config = self.scenes.config = self.actions.config = own
-            if not self.place:
-                self.pool.config = own.whole_stage
+            self.pool.config = self.thread.whole_config()
             if self.shadow is not None:
                 self.shadow.reconfigure(config)
         self.statistics.reconfigure(own)
@@ -851,6 +851,22 @@ class Stage:
         """Have the stage's thread publish an alert; takes the lock."""
         with self.lock:
             self.add_alert(alert)
+
+
+def makers(stages: Sequence[Stage], whole_name: Callable[[str], str]) -> dict[str, int]:
+    """Which of the stages publishes a topic, by the topic's whole name.
+
+    Raises:
+        ConfigError: two stages, or streams, publish one; names both and the topic.
+    """
+    found: dict[str, int] = {}
+    for index, stage in enumerate(stages):
+        topic = whole_name(stage.config.output)
+        other = stages[found.setdefault(topic, index)]
+        if other is not stage:
+            what = f"{other.config.name} and {stage.config.name} both publish {topic}"
+            raise ConfigError(f"parameter {stage.config.name}.output: {what}; each has a topic of its own")
+    return found
 
 
 def refuse_one_topic(inputs: Sequence["StageInput"]) -> None:
