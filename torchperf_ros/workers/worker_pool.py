@@ -566,6 +566,7 @@ class WorkerPool:
 
     def _ends(self, worker: WorkerProcess, words: LastWords) -> None:
         worker.reported.error = self.last_error = words.text
+        worker.reported.out_of_memory += words.out_of_memory
         if words.without_graphs:
             self.rolling_update.renewal.without_graphs(worker.generation)
             self._tell(f"{words.text}; the next worker runs without CUDA graphs")
