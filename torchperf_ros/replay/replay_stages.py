@@ -128,7 +128,7 @@ class ReplayStages:
                     self._followers[maker].append(source)
                 else:
                     self._from_log.append(source)
-        refuse_one_topic(self._from_log)
+        refuse_one_topic(self._from_log, absolute)
         return self._from_log
 
     def connect(self, topics: Mapping[str, str]) -> None:

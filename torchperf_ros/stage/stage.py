@@ -869,8 +869,8 @@ def makers(stages: Sequence[Stage], whole_name: Callable[[str], str]) -> dict[st
     return found
 
 
-def refuse_one_topic(inputs: Sequence["StageInput"]) -> None:
-    """See that no two streams of a stage have one trigger.
+def refuse_one_topic(inputs: Sequence["StageInput"], whole_name: Callable[[str], str] = str) -> None:
+    """See that no two streams of a stage have one trigger, by the whole names of their topics.
 
     Raises:
         ConfigError: two have; names both and the topic.
@@ -879,11 +879,10 @@ def refuse_one_topic(inputs: Sequence["StageInput"]) -> None:
     for one in inputs:
         config = one.stage.config
         if one.index == 0 and config.stream:
-            other = seen.setdefault((config.stage, one.topic), config.stream)
+            topic = whole_name(one.topic)
+            other = seen.setdefault((config.stage, topic), config.stream)
             if other != config.stream:
-                what = (
-                    f"{other} and {config.stream} both take {one.topic}; each stream has a topic of its own"
-                )
+                what = f"{other} and {config.stream} both take {topic}; each stream has a topic of its own"
                 raise ConfigError(f"parameter {config.stage}.streams: {what}")
 
 

@@ -125,6 +125,10 @@ def test_given_two_streams_of_one_topic_when_connected_then_the_message_names_bo
     shared = [StageInput(one, 0, "/image", TRIGGER, stamped=True) for one in (front, left)]
     with pytest.raises(ConfigError, match=r"tested\.streams: front and left both take /image"):
         refuse_one_topic(shared)
+    shared[1].topic = "image"
+    refuse_one_topic(shared)
+    with pytest.raises(ConfigError, match=r"front and left both take /image"):
+        refuse_one_topic(shared, absolute)
 
 
 def test_given_one_output_topic_written_in_two_ways_when_looked_for_then_the_message_names_both(streams):
