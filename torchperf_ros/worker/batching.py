@@ -108,7 +108,7 @@ def find_batching(
             most, refusal = able, f"tier {name} takes {able} at most: {why}"
             if not strict:
                 say = reports.alert if able < declared else reports.warn
-                say(f"fewer frames of several streams run together than asked for: {refusal}")
+                say(f"fewer frames of several streams run together than batch allows: {refusal}")
     if known and not refusal:
         return known
     if refusal and strict:

@@ -73,7 +73,8 @@ class FrameRing:
         """Make the memory file, touched only as far as frames reach.
 
         After `room` bytes, which the largest record has, it begins anew; see `keep` for `capacity`, 0: it
-        never grows. With `records` it begins anew earlier: after so many of the longest record so far.
+        never grows. With `records` it begins anew earlier: after so many of the longest record so far. What
+        that takes is then part of the bytes that `keep` allows.
         """
         self._records = records
         self._room = self._largest = _aligned(room)
@@ -190,8 +191,9 @@ class FrameRing:
     def _lengthen(self, longest: int) -> None:
         """A record is longer than all before it; a round that ends after a number of records ends later."""
         if self._records:
-            room = max(self._records * longest, _LEAST_ROUND)
-            self._room = min(self._largest, max(room, self._room if self._longest else 0))
+            known = self._room if self._longest else 0
+            self._room = min(self._largest, max(self._records * longest, _LEAST_ROUND, known))
+            self._extra.left_bytes -= self._room - known
         self._longest = longest
 
     def answered(self, seq: int) -> None:
