@@ -29,6 +29,8 @@ from benchmarks.rig.report import Report, say
 _NO_CUDA = 3
 _GIB_EACH = 4
 _MOST_JOBS = 16
+# Of each part's compiler: with one alone, kernels are compiled one after the other.
+_LEAST_THREADS = 4
 _EPILOG = """\
 exit status: 0 all parts did well, 1 some did not, 3 there is no CUDA device
 
@@ -104,8 +106,9 @@ def _run(
     memory_gib = psutil.virtual_memory().available >> 30
     cores = len(os.sched_getaffinity(0))
     jobs = arguments.jobs or max(1, min(_MOST_JOBS, cores, memory_gib // _GIB_EACH))
+    threads = max(min(_LEAST_THREADS, cores), cores // max(1, min(jobs, len(names))))
     environment = {
-        "TORCHINDUCTOR_COMPILE_THREADS": str(max(1, cores // jobs)),
+        "TORCHINDUCTOR_COMPILE_THREADS": str(threads),
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
         **os.environ,
         "PYTHONUNBUFFERED": "1",

@@ -14,6 +14,7 @@ import torch
 from benchmarks import cuda
 from benchmarks.rig.cuda.by_hand import FP32, best_of, by_hand
 from benchmarks.rig.cuda.networks import SIZES, NetworkAdapter, network
+from benchmarks.rig.cuda.parts import PARTS, PHASES
 from benchmarks.rig.cuda.place import Found, Place
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -99,9 +100,13 @@ def test_given_a_model_when_run_by_hand_then_each_way_that_fails_is_named_and_th
     assert list(why) == ["by hand: eager, fp32"]
 
 
-def test_given_parts_that_time_when_one_is_alone_then_another_waits_and_what_was_found_is_kept(tmp_path):
-    first, second = (Place("cpu", 0.1, tmp_path, name) for name in ("first", "second"))
-    assert not first.soon_alone(0.1)
-    second.keep(Found(wrong=["not done"]))
-    assert json.loads((tmp_path / "second.json").read_text(encoding="utf-8"))["wrong"] == ["not done"]
-    assert not second.soon_alone(0.1)
+def test_given_a_part_that_comes_to_no_end_when_killed_then_what_it_has_found_is_there(tmp_path):
+    place = Place("cpu", 0.1, tmp_path, "part")
+    with place.beside_builds(), place.alone():
+        place.keep(Found(wrong=["not done"]))
+    assert json.loads((tmp_path / "part.json").read_text(encoding="utf-8"))["wrong"] == ["not done"]
+
+
+def test_given_all_parts_when_run_then_each_is_in_one_phase():
+    phased = [name for phase in PHASES for name in phase]
+    assert sorted(phased) == sorted(PARTS)

@@ -46,8 +46,11 @@ def _longest_first(seconds: Mapping[str, float]) -> list[tuple[str, float]]:
 
 
 @contextmanager
-def build_times() -> Iterator[BuildTimes]:
-    """Time the steps of builds in this process: exports, compilers, loading, comparing, timing."""
+def build_times(on_step: Callable[[BuildTimes], None] = lambda _: None) -> Iterator[BuildTimes]:
+    """Time the steps of builds in this process: exports, compilers, loading, comparing, timing.
+
+    `on_step` is called after each.
+    """
     from torch._dynamo import utils
     from torch._inductor import cpp_builder
 
@@ -63,6 +66,7 @@ def build_times() -> Iterator[BuildTimes]:
                 return call(*given, **named)
             finally:
                 times.add(_step_of(given) if step == _COMPILER else step, time.monotonic() - began)
+                on_step(times)
 
         return run
 

@@ -10,13 +10,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
-from benchmarks.rig.cuda.build_times import build_times
+from benchmarks.rig.cuda.build_times import BuildTimes, build_times
 from benchmarks.rig.cuda.by_hand import FP16, FP32, TF32, Candidate, best_of, by_hand
 from benchmarks.rig.cuda.networks import ADAPTER, NetworkAdapter
 from benchmarks.rig.cuda.place import THREADS, Found, Place
@@ -37,13 +38,12 @@ _IN_WORKER: Final = ", as a worker runs it"
 _CACHE_MIB: Final = 8192
 _MOST_AT_FIRST, _MOST_BUILT, _MOST_TUNED = 1.1, 1.03, 1.05
 _FIRST_BETTER_S: Final = 15.0
-_WAITS_S: Final = 15.0
 _ROUNDS: Final = (20, 1000)
 _LEAST_GAIN: Final = 0.97
 """Of eager's p50: what takes less is better than eager."""
 _TUNE_SECONDS: Final = 1.0
 _LOOKS_EVERY_S: Final = 0.1
-TORCHPERF: Final = "from torchperf_ros.tools.main import app; app()"
+_TORCHPERF: Final = "from torchperf_ros.tools.main import app; app()"
 _TUNED: Final = "tuned"
 _COLUMNS: Final = ("", "p50 ms", "p99 ms", "of the best by hand", "made in s", "what it is")
 
@@ -70,8 +70,8 @@ def network_part(name: str, *, half: bool) -> Callable[[Place], Found]:
             compiles = wanted[:1] if place.is_cuda else []
             candidates, refused = by_hand(model, image, wanted, compiles=compiles)
             title = f"{name}{', fp16 channels last' if half else ''}"
-            _keep_first(place, device, title, wanted[0], candidates, loads, image)
-        _build(place, options, build, cache, found)
+            first = _at_first(place, device, title, wanted[0], candidates, loads, image)
+        _build(place, options, build, cache, found, first)
         with torch.inference_mode():
             loads[_BUILT] = _load(options, build, device, cache)
             with place.alone():
@@ -86,7 +86,7 @@ def network_part(name: str, *, half: bool) -> Callable[[Place], Found]:
     return run
 
 
-def _keep_first(
+def _at_first(
     place: Place,
     device: Device,
     title: str,
@@ -94,15 +94,14 @@ def _keep_first(
     candidates: Mapping[str, Candidate],
     loads: Mapping[str, Tier],
     image: torch.Tensor,
-) -> None:
-    """Keep what is measured before the build, which may take too long."""
-    if not place.soon_alone(_WAITS_S):
-        return
-    with place.alone():
+) -> Found:
+    """What is measured before the build, and kept, as that may take too long."""
+    with place.beside_builds():
         timings = _in_turns(place, device, candidates, loads, image)
     found = Found(wrong=["the build did not come to its end"])
-    _tell(f"{title}, before the build", precision, timings, candidates, loads, found)
+    _tell(f"{title}; before the build, while others build", precision, timings, candidates, loads, found)
     place.keep(found)
+    return found
 
 
 def _load(options: Mapping[str, Any], build: BuildOptions, device: Device, cache: Path) -> Tier:
@@ -128,9 +127,17 @@ def _load(options: Mapping[str, Any], build: BuildOptions, device: Device, cache
 
 
 def _build(
-    place: Place, options: Mapping[str, Any], build: BuildOptions, cache: Path, found: Found
+    place: Place,
+    options: Mapping[str, Any],
+    build: BuildOptions,
+    cache: Path,
+    found: Found,
+    first: Found,
 ) -> None:
-    """Build all that engine auto chooses from; its own choice is timed alone."""
+    """Build all that engine auto chooses from; its own choice is timed alone.
+
+    After each step that is kept, with what was found `first`.
+    """
     job = {
         "adapter": ADAPTER,
         "options": dict(options),
@@ -143,9 +150,14 @@ def _build(
         "cache_mib": _CACHE_MIB,
     }
     said: list[dict[str, Any]] = []
-    alone_s = 0.0
-    with ExitStack() as stack, build_times() as times:
-        began = time.monotonic()
+    alone_s, began = 0.0, time.monotonic()
+
+    def keep(times: BuildTimes) -> None:
+        so_far = replace(first, tables=list(first.tables), figures=dict(first.figures))
+        _tell_build(times, time.monotonic() - began, so_far)
+        place.keep(so_far)
+
+    with ExitStack() as stack, build_times(keep) as times:
 
         def news(kind: str, **fields: Any) -> None:
             nonlocal alone_s
@@ -159,6 +171,10 @@ def _build(
         do_job(job, news)
         whole_s = time.monotonic() - began - alone_s
     found.wrong += [f"build: {each['text']}" for each in said if each["kind"] == "failed"]
+    _tell_build(times, whole_s, found)
+
+
+def _tell_build(times: BuildTimes, whole_s: float, found: Found) -> None:
     found.figures["build"] = {
         "seconds": whole_s,
         "steps": {step: {"calls": calls, "s": took_s} for step, calls, took_s, _ in times.rows(whole_s)},
@@ -244,7 +260,7 @@ def _tune(
     stage = {"adapter": ADAPTER, "output": "path", "tiers": [TIER], "options": json.dumps(options)}
     node = {"stages": ["bench"], "device": place.name, "cache_dir": str(cache), "bench": stage}
     parameters.write_text(json.dumps({"/**": {"ros__parameters": node}}), encoding="utf-8")
-    command = [sys.executable, "-c", TORCHPERF, "tune", "bench"]
+    command = [sys.executable, "-c", _TORCHPERF, "tune", "bench"]
     command += ["--params", str(parameters), "--minutes", str(minutes), "--seconds", str(_TUNE_SECONDS)]
     began = time.monotonic()
     process = subprocess.Popen(
@@ -302,7 +318,7 @@ def _compare_tuned(
     wanted = [FP32, TF32, FP16] if place.is_cuda else [FP32]
     model = adapter.build(TIER)
     with torch.inference_mode():
-        compiles = [FP32] if place.is_cuda else []
+        compiles = [FP16] if place.is_cuda else []
         candidates, refused = by_hand(model, image, wanted, compiles=compiles)
         say(f"building {tuned.label}")
         runner = make_runner(BuiltTier(model, (image,), {}, device.device), tuned)

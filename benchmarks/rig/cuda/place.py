@@ -3,7 +3,6 @@
 import fcntl
 import json
 import os
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -18,7 +17,6 @@ from torchperf_ros.engines.stopwatch import Timing
 
 THREADS: Final = 1
 MIB: Final = 1 << 20
-_LOOKS_EVERY_S: Final = 0.05
 
 
 @dataclass
@@ -59,21 +57,16 @@ class Place:
     def keep(self, found: Found) -> None:
         """Write what was found so far, which is there also if this part comes to no end."""
         text = json.dumps(asdict(found), default=str)
-        (self.folder / f"{self._part}.json").write_text(text, encoding="utf-8")
+        part = self.folder / f"{self._part}.part"
+        part.write_text(text, encoding="utf-8")
+        part.rename(self.folder / f"{self._part}.json")
 
-    def soon_alone(self, within_s: float) -> bool:
-        """Whether no other part runs, or all wait for the same, after so many seconds at most."""
-        give_up_at = time.monotonic() + within_s
-        fcntl.flock(self._turn, fcntl.LOCK_UN)
-        while time.monotonic() < give_up_at:
-            try:
-                fcntl.flock(self._turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                time.sleep(_LOOKS_EVERY_S)
-            else:
-                return True
-        fcntl.flock(self._turn, fcntl.LOCK_SH)
-        return False
+    @contextmanager
+    def beside_builds(self) -> Iterator[None]:
+        """Wait until no other part times; others may build meanwhile."""
+        with open(self.folder / "clock", "w", encoding="utf-8") as clock:
+            fcntl.flock(clock, fcntl.LOCK_EX)
+            yield
 
     @contextmanager
     def alone(self) -> Iterator[None]:
