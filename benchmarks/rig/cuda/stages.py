@@ -140,14 +140,14 @@ def of_network(place: Place, precision: str = "fp32", **options: Any) -> dict[st
 
 # -- contexts
 
-_ONLY = "import torch; x = torch.zeros(1, device=DEVICE)"
-_LIBRARIES = f"""{_ONLY}
+_IMPORTS: Final = "import torch; from benchmarks.rig.cuda.networks import NetworkAdapter"
+_ONLY: Final = "x = torch.zeros(1, device=DEVICE)"
+_LIBRARIES: Final = f"""{_ONLY}
 conv = torch.nn.Conv2d(3, 8, 3).to(DEVICE)
 with torch.inference_mode():
     conv(torch.zeros(1, 3, 64, 64, device=DEVICE))
     torch.zeros(64, 64, device=DEVICE) @ torch.zeros(64, 64, device=DEVICE)"""
-_BY_HAND = f"""{_ONLY}
-from benchmarks.rig.cuda.networks import NetworkAdapter
+_BY_HAND: Final = f"""{_ONLY}
 adapter = NetworkAdapter({{"network": "{RESNET}", "small": not DEVICE.startswith("cuda")}}, torch.device(DEVICE))
 with torch.inference_mode():
     adapter.build("full")(*adapter.example_inputs("full"))"""
@@ -156,25 +156,29 @@ with torch.inference_mode():
 def contexts(place: Place) -> Found:
     """What one process on the device costs in its memory, and what a standby costs."""
     rows: list[tuple[str, float, float, str]] = []
-    nan = math.nan
+    nan, codes = (
+        math.nan,
+        {
+            "a process with a context": _ONLY,
+            "the same that has convolved and multiplied": _LIBRARIES,
+            f"the same with {RESNET}, by hand in eager": _BY_HAND,
+        },
+    )
+    engine = "graph" if place.is_cuda else "eager"
+    stages: list[tuple[str, dict[str, Any]]] = [
+        (f"{RESNET}, {engine}", {**of_network(place), "engine": engine}),
+        ("the camera's detector", {"adapter": _CAMERA, "options": {}, "engine": engine, "tiers": ["full"]}),
+    ]
+    if place.is_cuda:
+        half = {**of_network(place, "fp16"), "engine": engine}
+        stages.insert(1, (f"{RESNET}, {engine}, fp16 channels last", half))
     with place.alone():
-        for what, code in (
-            ("a process with a context", _ONLY),
-            ("the same that has convolved and multiplied", _LIBRARIES),
-            (f"the same with {RESNET}, by hand in eager", _BY_HAND),
-        ):
-            rows.append((what, _process_mib(place, code), nan, ""))
-        stages: list[tuple[str, dict[str, Any]]] = [
-            (f"{RESNET}, eager", of_network(place)),
-            (f"{RESNET}, auto at first", {**of_network(place), "engine": "auto"}),
-            ("the camera's detector, auto at first", {"adapter": _CAMERA, "options": {}, "engine": "auto"}),
+        rows += [
+            (what, used, nan, "") for what, used in zip(codes, _processes_mib(place, codes), strict=True)
         ]
-        if place.is_cuda:
-            half = {**of_network(place, "fp16"), "engine": "auto"}
-            stages.insert(2, (f"{RESNET}, auto at first, fp16 channels last", half))
         for what, parameters in stages:
             # What a standby costs is the same for all of them.
-            for backup in ("none", "standby") if what == stages[1][0] else ("none",):
+            for backup in ("none", "standby") if what == stages[0][0] else ("none",):
                 stage = _stage(place, {**parameters, "backup": backup})
                 before = place.used_mib()
                 with running([stage]):
@@ -200,23 +204,37 @@ def _stage(place: Place, parameters: Mapping[str, Any]) -> WorkerStage:
     )
 
 
-def _process_mib(place: Place, code: str) -> float:
-    """The device's memory that a process has which runs this code, while it waits."""
-    before = place.used_mib()
-    text = f"DEVICE = {place.name!r}\n{code}\nprint('ready', flush=True)\ninput()"
-    process = subprocess.Popen(
-        [sys.executable, "-c", text], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdin
-    assert process.stdout
+def _processes_mib(place: Place, codes: Mapping[str, str]) -> list[float]:
+    """The device's memory that each process has which runs one of these; they import side by side, and run in turn."""
+    found, processes = [], list[subprocess.Popen[str]]()
     try:
-        if process.stdout.readline() != "ready\n":
-            raise RuntimeError(f"a process with a context ended with {process.wait()}")
-        return place.used_mib() - before
+        for code in codes.values():
+            lines = [
+                f"DEVICE = {place.name!r}",
+                _IMPORTS,
+                "input()",
+                code,
+                "print('ready', flush=True)",
+                "input()",
+            ]
+            command = [sys.executable, "-c", "\n".join(lines)]
+            processes.append(
+                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            )
+        for process in processes:
+            assert process.stdin
+            assert process.stdout
+            before = place.used_mib()
+            print(file=process.stdin, flush=True)
+            if process.stdout.readline() != "ready\n":
+                raise RuntimeError(f"a process with a context ended with {process.wait()}")
+            found.append(place.used_mib() - before)
     finally:
-        process.stdin.close()
-        process.wait()
+        for process in processes:
+            process.kill()
+            process.wait()
         time.sleep(_MOMENT_S)
+    return found
 
 
 # -- cameras
@@ -300,7 +318,7 @@ def _stages_each(place: Place, precision: str) -> list[WorkerStage]:
 
 def _ramp(place: Place, stages: Sequence[WorkerStage]) -> list[dict[str, float]]:
     """More and more frames a second of each camera, until too few are in time."""
-    seconds, rate, found = max(0.5, min(1.5, place.seconds)), _FIRST_HZ, list[dict[str, float]]()
+    seconds, rate, found = max(1.0, min(1.5, place.seconds)), _FIRST_HZ, list[dict[str, float]]()
     if not place.is_cuda:
         rate /= 5
     for _ in range(_STEPS if place.is_cuda else 2):
