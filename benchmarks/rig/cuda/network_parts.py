@@ -71,7 +71,11 @@ def network_part(name: str, *, half: bool) -> Callable[[Place], Found]:
             candidates, refused = by_hand(model, image, wanted, compiles=compiles)
             title = f"{name}{', fp16 channels last' if half else ''}"
             first = _at_first(place, device, title, wanted[0], candidates, loads, image)
+        stream = torch.cuda.current_stream() if place.is_cuda else None
         _build(place, options, build, cache, found, first)
+        if stream is not None:
+            # The build has taken the device as a process of its own does, with a stream of its own.
+            torch.cuda.set_stream(stream)
         with torch.inference_mode():
             loads[_BUILT] = _load(options, build, device, cache)
             with place.alone():
