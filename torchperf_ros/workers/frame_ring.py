@@ -192,7 +192,9 @@ class FrameRing:
         """A record is longer than all before it; a round that ends after a number of records ends later."""
         if self._records:
             known = self._room if self._longest else 0
-            self._room = min(self._largest, max(self._records * longest, _LEAST_ROUND, known))
+            # the last one's slot is longer than the record
+            room = self._records * longest + longest // _SLOT_MORE
+            self._room = min(self._largest, max(room, _LEAST_ROUND, known))
             self._extra.left_bytes -= self._room - known
         self._longest = longest
 
