@@ -179,9 +179,10 @@ def test_given_candidates_that_run_the_model_itself_when_one_fails_then_only_the
         )
         assert outcome_of(precision("bf16")) == (TrialOutcome.CRASHED, 1)
         assert outcome_of(TuneCandidate()) == (TrialOutcome.MEASURED, 2)
-        # What cannot be made here leaves nothing behind, but nothing vouches for that.
+        # Its error says nothing about what it has left behind.
         assert outcome_of(TuneCandidate(BuildOptions("graph"))) == (TrialOutcome.REFUSED, 2)
-        assert outcome_of(TuneCandidate(), alone=True) == (TrialOutcome.MEASURED, 3)
+        assert outcome_of(TuneCandidate()) == (TrialOutcome.MEASURED, 3)
+        assert outcome_of(TuneCandidate(), alone=True) == (TrialOutcome.MEASURED, 4)
 
 
 def test_given_cores_to_spare_when_one_is_measured_then_the_next_process_stands_still():
@@ -205,6 +206,11 @@ def test_given_cores_to_spare_when_one_is_measured_then_the_next_process_stands_
         assert (len(seen), processes.started) == (2, 2)
         processes.ask(job_of(TuneCandidate()), PATIENCE_S, lambda text: None, alone=True)
         assert processes.started == 3, "the spare one was taken, and has a successor"
+
+
+def test_given_the_reference_when_tried_then_it_is_neither_faster_nor_slower_than_itself(run_here):
+    figures = run_here(TuneCandidate())["figures"]
+    assert (figures["p50_ms"], figures["least_share"]) == (figures["eager_p50_ms"], 1.0)
 
 
 @pytest.mark.parametrize(
@@ -565,6 +571,17 @@ def test_given_bad_input_when_tuned_then_one_line_says_what_would_be_right(argum
     assert len(result.output.strip().splitlines()) == 1
     for word in words:
         assert word in result.output
+
+
+@pytest.mark.usefixtures("run_here")
+def test_given_an_engine_that_cannot_be_here_when_tuned_then_one_line_says_why_and_what_there_is():
+    done = CliRunner().invoke(cli.app, command("--engines", "eager,graph"))
+    assert done.exit_code == 2, done.output
+    (line,) = done.output.strip().splitlines()
+    why = "engine graph runs on cuda; the device here is cpu"
+    assert line.startswith(
+        f"torchperf: --engines 'graph' is not allowed here: {why}; there are eager, compile"
+    )
 
 
 FOUND = TuneCandidate(

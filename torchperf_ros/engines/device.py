@@ -156,8 +156,7 @@ class Device:
             # own here
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
             _, first = torch.cuda.Stream.priority_range()  # type: ignore[call-arg] # it is static
-            self._stream = torch.cuda.Stream(device, priority=max(first, stream_priority))
-            torch.cuda.set_stream(self._stream)
+            torch.cuda.set_stream(torch.cuda.Stream(device, priority=max(first, stream_priority)))
             self._shares_memory = bool(torch.cuda.get_device_properties(device).is_integrated)
         self._timed = Timed(is_cuda=self.is_cuda)
 

@@ -31,7 +31,7 @@ _FEWEST_RUNS = 5
 _EAGER_RUNS = 3  # the longest counts: it decides whether eager may stand in
 _DEMOTE_AFTER = 3
 # a GPU shares its time out evenly, without regard to priorities: a quarter is left to this one
-_RESTS = 3.0
+RESTS = 3.0
 _RECOMPILE = "recompile"
 _END: Final = object()
 _MOST_SUMS: Final = 32  # of more outputs than this, each is waited for
@@ -156,6 +156,7 @@ class Tier:
 
     Attributes:
         facts: for `/diagnostics`.
+        call_for: gives what runs inputs of these shapes.
         is_finite: whether every number in the tensors of the last run's outputs is known to be finite. On the
             CPU it never is: there the check of a frame's outputs finds out.
         waited_ns: on CUDA, how long the last run took beyond the model's time: sums of outputs, and waking up.
@@ -183,7 +184,7 @@ class Tier:
         self.facts = facts
         facts.graphs, facts.breaks, facts.cache_hits = runner.graphs, runner.breaks, runner.cache_hits
         facts.package = runner.package.key if runner.package else ""
-        self._call_for: Callable[[Inputs], Call] = shapes.call_for if shapes else lambda _: runner.call
+        self.call_for: Callable[[Inputs], Call] = shapes.call_for if shapes else lambda _: runner.call
         self._shapes, self._eager, self._is_eager = shapes, eager, shapes is None and runner.call is eager
         self._device, self._say, self._steps = device, say, steps
         self._eager_ms, self._errors_in_a_row = 0.0, 0
@@ -245,7 +246,7 @@ class Tier:
         """
         with self._device.timed() as timed:
             inputs = self._device.to_device(inputs)
-            outputs = (call or self._call_for(inputs))(*inputs)
+            outputs = (call or self.call_for(inputs))(*inputs)
             if self._is_lazy:
                 outputs = drawn(outputs)
             if self._sums:
@@ -285,7 +286,7 @@ class Tier:
             f" {error}"
         )
         self.facts.engine, self.facts.why = "eager", why.splitlines()[0]
-        self._call_for, self._is_eager = lambda _: eager, True
+        self.call_for, self._is_eager = lambda _: eager, True
         self._say(f"tier {self.facts.name} runs in eager from now on: {why}")
 
     def calibrate(
@@ -300,7 +301,7 @@ class Tier:
             self._is_lazy |= holds_lazy(self._timed(inputs)[0])
         most = _FEWEST_RUNS if briefly else _CALIBRATION_RUNS
         # so many times a run's time passes after it
-        rest = _RESTS if briefly and self._device.is_cuda else 0.0
+        rest = RESTS if briefly and self._device.is_cuda else 0.0
         times_ms: list[float] = []
         stop_at = time.monotonic() + _CALIBRATION_SECONDS
         while (

@@ -3,7 +3,7 @@
 Reads one JSON object a line from standard input, `{"seconds": 2, "rate": 30, "marks": false}`, runs an image at
 that pace, and answers with one line: of each run the milliseconds by step. Without marks that is the whole alone,
 from the message's bytes to the output's; with marks the device is waited for after the model, and outputs are
-checked as a worker checks them.
+checked as a worker checks them: on CUDA by sums behind the model, for which the same wait is.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from torchperf_ros.api.adapter import Received
 from torchperf_ros.api.cdr import restamped
 from torchperf_ros.api.messages import decode, encode
 from torchperf_ros.engines.device import Device, choose_device
-from torchperf_ros.worker.tier import OutputCheck
+from torchperf_ros.worker.tier import EarlySums, OutputCheck
 
 
 class BareSteps:
@@ -33,6 +33,7 @@ class BareSteps:
         model, example = self._adapter.build("full"), self._adapter.example_inputs("full")[0]
         self._run: Any = captured(model, example) if engine == "graph" else model
         self._check = OutputCheck(self._run(example), fixed_sizes=True)
+        self._sums = EarlySums(self._device.device)
         self._cdr = image_cdr(*size)
 
     def frames(self, seconds: float, rate: float, *, marks: bool) -> list[dict[str, float]]:
@@ -63,10 +64,14 @@ class BareSteps:
         outputs = self._run(image)
         done("model, launched")
         if marks:
+            is_finite = False
             if self._device.is_cuda:
+                self._sums.begin(outputs)
+                done("sums of outputs, launched")
                 torch.cuda.current_stream().synchronize()
+                is_finite = self._sums.are_finite()
             done("wait for the device")
-            self._check.check(outputs)
+            self._check.check(outputs, is_finite=is_finite)
             done("check of outputs")
         message = adapter.postprocess(outputs, messages)
         done("postprocess")

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -19,14 +19,18 @@ import numpy as np
 import torch
 
 from benchmarks.rig.chains import measure_curve
-from benchmarks.rig.cuda.network_parts import network_part, tune_part
-from benchmarks.rig.cuda.networks import LRASPP, RESNET, VIT
+from benchmarks.rig.cuda.network_parts import TORCHPERF, network_part, tune_part
+from benchmarks.rig.cuda.networks import LRASPP, RESNET, VIT, NetworkAdapter
 from benchmarks.rig.cuda.place import MIB, THREADS, Found, Place, timed
 from benchmarks.rig.cuda.stages import WorkerStage, cameras, contexts, steps
 from benchmarks.rig.report import machine as describe_machine
 from benchmarks.rig.report import say
 from torchperf_ros.api.outcome import Outcome
+from torchperf_ros.engines.built_tier import BuiltTier
+from torchperf_ros.engines.device import Device
 from torchperf_ros.engines.outputs import tensors_in
+from torchperf_ros.engines.package import make_runner
+from torchperf_ros.engines.parity import check_engine
 from torchperf_ros.engines.stopwatch import time_interleaved
 from torchperf_ros.models.camera import CameraAdapter
 from torchperf_ros.settings.build_options import BuildOptions
@@ -41,6 +45,7 @@ _CALM_FRAMES: Final = 10  # before each fault
 _LEFT_FRAMES: Final = 60  # after it, at most
 _LAYERS: Final = {"full": 8, "fast": 2}
 _FAULTS: Final = ("out of memory", "segfault", "hang", "context lost")
+_PARTS_OF_RESNET: Final = "layer3,layer4"
 _MOST_TESTS_AT_ONCE: Final = 4
 """Each has a CUDA context of its own, and other parts build meanwhile."""
 
@@ -193,7 +198,7 @@ def memory(place: Place) -> Found:
         "kept": len(kept),
         **device.memory_bytes(),
     }
-    wanted = {"memory.md", *(("cuda_memory.pickle", "cuda_memory.txt") if device.is_cuda else ())}
+    wanted = {"memory.txt", *(("cuda_memory.pickle", "cuda_memory.txt") if device.is_cuda else ())}
     wrong = [f"{name} was not written" for name in sorted(wanted - set(files))]
     wrong += [f"writing took {took_s:.0f} s"] if took_s > 20 else []
     return Found(
@@ -328,6 +333,61 @@ def start(place: Place) -> Found:
     return Found([("Start of the camera's stage, first worker ready", ("", "s"), rows)], figures, wrong)
 
 
+def rare(place: Place) -> Found:
+    """What is seldom run on a GPU: training, engine compile on parts of a model, and int8, each checked."""
+    found, rows = Found(), list[Sequence[object]]()
+
+    def tries(what: str, act: Callable[[], str]) -> None:
+        say(what)
+        began = time.monotonic()
+        try:
+            words = act()
+        except Exception as error:  # one of several: the others are tried as well
+            words = f"{type(error).__name__}: {error}".splitlines()[0]
+            found.wrong.append(f"{what}: {words}")
+        rows.append((what, time.monotonic() - began, words))
+        found.figures[what] = {"s": rows[-1][1], "words": words}
+
+    tries("train", lambda: _trained(place))
+    device = place.device()
+    for what, name, options in (
+        ("compile, parts layer3 and layer4", RESNET, BuildOptions("compile", parts=_PARTS_OF_RESNET)),
+        ("int8_dynamic, eager", VIT, BuildOptions(precision="int8_dynamic")),
+        ("int8_weight, compile", VIT, BuildOptions("compile", precision="int8_weight")),
+    ):
+        tries(f"{name}: {what}", lambda name=name, options=options: _run_as(name, options, device, place))
+    found.tables.append(("Seldom run on a GPU", ("", "s", "came to"), rows))
+    return found
+
+
+def _trained(place: Place) -> str:
+    folder = place.folder / "trained"
+    command = [sys.executable, "-c", TORCHPERF, "train", "-o", str(folder), "--models", "detector"]
+    command += ["--tiers", "fast", "--steps", "0.02", "--judged", "32", "--device", place.name]
+    done = subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    print(done.stdout)
+    weights = list(folder.glob("*.safetensors"))
+    if done.returncode or not weights:
+        last = done.stdout.strip().splitlines()[-1:]
+        raise RuntimeError(f"torchperf train ended with {done.returncode}: {last}")
+    return f"{weights[0].name}, {weights[0].stat().st_size / MIB:.1f} MiB"
+
+
+def _run_as(name: str, options: BuildOptions, device: Device, place: Place) -> str:
+    """Build a network so, compare it with eager, and time both."""
+    adapter = NetworkAdapter({"network": name, "small": not place.is_cuda}, device.device)
+    if not place.is_cuda and options.parts:
+        options = replace(options, parts="5,6")
+    model, (image,) = adapter.build("full"), adapter.example_inputs("full")
+    with torch.inference_mode():
+        runner = make_runner(BuiltTier(model, (image,), {}, device.device), options)
+        parity = check_engine(model, runner.call, (image,), {}, options.precision)
+        with place.alone():
+            calls = {"own": partial(runner.call, image), "eager": partial(model, image)}
+            times = time_interleaved(calls, device.device, seconds=place.seconds, inner=1)
+    return f"{times['own'].median_ms:.2f} ms, eager {times['eager'].median_ms:.2f}; {parity}"
+
+
 def tests(place: Place) -> Found:
     """The tests marked `gpu`, side by side, of the files that have any: others may need what is not installed here."""
     files = [
@@ -367,6 +427,7 @@ def _parts() -> dict[str, Callable[[Place], Found]]:
         **{f"{short}-fp16": network_part(name, half=True) for name, short in networks.items()},
         "start": start,
         **{f"chain-{length}": chain(length) for length in _CHAINS},
+        "rare": rare,
         "tests": tests,
         "steps": steps,
         "cameras": partial(cameras, precision="fp16"),
@@ -388,15 +449,20 @@ GROUPS: Final = {
     "tune": [name for name in PARTS if name.startswith("tune-")],
 }
 """Names that stand for several parts."""
+_TIMES_ONLY: Final = (
+    "steps",
+    "cameras",
+    "cameras-fp32",
+    "contexts",
+    "workers",
+    "copies",
+    "streams",
+    "memory",
+    "profile",
+)
 PHASES: Final = (
-    ("steps", "cameras", "cameras-fp32", "contexts", "workers", "copies", "streams", "memory", "profile"),
-    (
-        "machine",
-        *GROUPS["networks"],
-        "start",
-        *(name for name in PARTS if name.startswith("chain-")),
-        "tests",
-    ),
+    _TIMES_ONLY,
+    tuple(name for name in PARTS if name not in {*_TIMES_ONLY, *GROUPS["tune"]}),
     tuple(GROUPS["tune"]),
 )
 """What only times; what builds first, and the tests, which nothing is timed beside; what takes a minute alone."""

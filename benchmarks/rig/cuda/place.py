@@ -89,11 +89,18 @@ class Place:
                 fcntl.flock(self._turn, fcntl.LOCK_SH)
 
     def used_mib(self) -> float:
-        """Memory of the device that is in use, by all processes; on the CPU the machine's."""
+        """Memory of the device that is in use, by all processes; on the CPU that of this part's children (PSS)."""
         if not self.is_cuda:
-            return psutil.virtual_memory().used / MIB
+            return sum(map(_pss, psutil.Process().children(recursive=True))) / MIB
         free, total = torch.cuda.mem_get_info(choose_device(self.name))
         return (total - free) / MIB
+
+
+def _pss(process: psutil.Process) -> int:
+    try:
+        return int(process.memory_full_info().pss)
+    except psutil.Error:  # it has just ended
+        return 0
 
 
 def timed(title: str, timings: Mapping[str, Timing]) -> Found:

@@ -180,12 +180,12 @@ class TuneSearch:
         """
         first, *others = self._target.tiers
         with self._status:
-            share_s = self._whole_s * (_FIRST_TIER_SHARE if others else 1.0)
+            until_s = self._started_s + self._whole_s * (_FIRST_TIER_SHARE if others else 1.0)
+            last_s = _MOST_COMPARED * _TIMES_MEASURING * self._options.seconds
+            kept_s = last_s if last_s <= _LAST_SHARE * self._whole_s else 0.0
             self._processes.keep_spare(first, self._facts.cores)
-            self._try_all(
-                first, space.search(), self._started_s + share_s * (1 - _LAST_SHARE), space.trials
-            )
-            self._compare_best(first, self._started_s + share_s, space.trials)
+            self._try_all(first, space.search(), until_s - kept_s, space.trials)
+            self._compare_best(first, until_s, space.trials)
             best = space.ranking.best
             if best is None:
                 return

@@ -145,11 +145,21 @@ class TuneSpace:
         yield from self._buckets(graphs[0])
 
     def _in_process(self) -> Iterator[TuneCandidate]:
-        """Layouts and precisions of the best that runs the model itself; they show what compilers should be given."""
-        if best := self._best(compiled=False):
-            yield from self._layouts(best)
-        if best := self._best(compiled=False):
-            yield from (_with(best, precision=name) for name in PRECISIONS if name != INT8_STATIC)
+        """Threads, layouts and precisions of the best that runs the model itself, which show what to compile."""
+        for vary in (self._fewer_threads, self._layouts, self._in_precisions):
+            if best := self._best(compiled=False):
+                yield from vary(best)
+
+    def _fewer_threads(self, best: TuneCandidate) -> Iterator[TuneCandidate]:
+        yield from (replace(best, threads=count) for count in self._thread_counts() if count < best.threads)
+
+    def _in_precisions(self, best: TuneCandidate) -> Iterator[TuneCandidate]:
+        yield from (_with(best, precision=name) for name in PRECISIONS if name != INT8_STATIC)
+
+    def _thread_counts(self) -> list[int]:
+        """1, 2, 4 and so on, and all cores; none on CUDA, where the CPU's threads compute nothing."""
+        cores = self._facts.cores
+        return [] if self._facts.cuda else sorted({*(1 << n for n in range(cores.bit_length())), cores})
 
     def _compiled(self, engines: Iterable[str]) -> Iterator[TuneCandidate]:
         best = self._best(compiled=False)
@@ -208,12 +218,8 @@ class TuneSpace:
                 yield from self._on([_COMPILE], best, mode=mode, cuda_graphs=False)
 
     def _near_threads(self) -> Iterator[TuneCandidate]:
-        """The best with the next smaller and the next larger number, all cores included, as long as one gains.
-
-        None on CUDA, where the CPU's threads compute nothing.
-        """
-        cores = self._facts.cores
-        counts = [] if self._facts.cuda else sorted({*(1 << n for n in range(cores.bit_length())), cores})
+        """The best with the next smaller and the next larger number, all cores included, as long as one gains."""
+        counts = self._thread_counts()
         for _ in counts:
             if best := self._best():
                 near = [count for count in counts if count < best.threads][-1:]

@@ -39,7 +39,8 @@ class Facts:
         left_out: engine, precision or layout -> why it cannot be here, or does nothing good for this model.
         ranges: smallest and largest value of each size that varies.
         has_task: whether the adapter has a training task, which judges how accurate a candidate is.
-        start_s: seconds from the start of such a process until it had the first tier's model and had called it.
+        start_s: seconds that such a process took to start and open the device, and to load the first tier's model and
+            call it.
     """
 
     identity: str

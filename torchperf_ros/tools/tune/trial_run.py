@@ -110,6 +110,7 @@ class TrialBench:
         self._tier: TierModel | None = None
         self._device = Device(choose_device(job["device"]), 0).device
         self._threads = torch.get_num_threads()
+        self._opened_s = (time.monotonic_ns() - job["started_ns"]) / NS_PER_S
         if job.get("tier"):
             if self._device.type == "cuda":
                 importlib.import_module(_COMPILER)
@@ -170,8 +171,9 @@ class TrialBench:
         name, device = self._job["adapter"], self._device
         with _named(f"adapter {name!r}"):
             names = tiers or tiers_of(open_adapter(name, self._job["options"], device))
+        began_s = time.monotonic()
         tier = self.tier(names[0])
-        start_s = (time.monotonic_ns() - self._job["started_ns"]) / NS_PER_S
+        start_s = self._opened_s + time.monotonic() - began_s
         models = [tier, *(load_tier({**self._job, "tier": name}, self._threads) for name in names[1:])]
         changing = map(_changing, names, models)
         task = drawing_task(tier.adapter)
@@ -355,10 +357,6 @@ class Attempt:
             return found
         return self._figures(*self._time(max(look_s, seconds - look_s), _SAMPLES))
 
-    def measure(self, seconds: float) -> dict[str, Any]:
-        """`TrialFigures` of the candidate and of eager beside it, as a dict."""
-        return asdict(self._figures(*self._time(seconds, _SAMPLES)))
-
     def judge(self, count: int, eager: float | None) -> Accuracy | None:
         """Accuracy by so many examples, with eager fp32's where that is not known yet, in the place of frames.
 
@@ -416,10 +414,10 @@ class Attempt:
         share = seconds / len(calls[0])
         threads = (self._candidate.threads, self._tier.threads)
         if threads[0] == threads[1]:
-            found = time_interleaved(
-                {**calls[0], **calls[1]}, self._tier.device, seconds=share, rounds=rounds
-            )
-            return _pooled(found, "own"), _pooled(found, "eager")
+            is_reference = self._call is self._tier.model
+            timed = calls[0] if is_reference else {**calls[0], **calls[1]}
+            found = time_interleaved(timed, self._tier.device, seconds=share, rounds=rounds)
+            return _pooled(found, "own"), _pooled(found, "own" if is_reference else "eager")
         times: dict[str, list[float]] = {"own": [], "eager": []}
         fewest, most = (count // _PARTS for count in rounds)
         with no_garbage_collection():
