@@ -156,7 +156,7 @@ def sentence(split: Split) -> str:
 
 
 def advise(cases: Sequence[Case]) -> list[Advice]:
-    """What may save the most first; what holds for several streams of a stage is said once, of the worst."""
+    """What may save the most first; what holds for several streams of a stage stands there once, for the worst."""
     found = []
     for case in cases:
         least_ms, reasons = max(WORTH_MS, _WORTH_SHARE * case.split.whole.mean_ms), set()
@@ -175,11 +175,11 @@ def advise(cases: Sequence[Case]) -> list[Advice]:
         stage, _, stream = advice.stage.partition(".")
         if worst.setdefault((stage, rule), advice) is not advice:
             beside[stage, rule].append(stream)
-    said = [
+    merged = [
         replace(one, stage=f"{one.stage} and {', '.join(beside[key])}" if key in beside else one.stage)
         for key, one in worst.items()
     ]
-    return said[:MOST_ADVICE]
+    return merged[:MOST_ADVICE]
 
 
 def _always(_: Case) -> bool:
