@@ -230,6 +230,7 @@ def test_given_what_cannot_be_trained_when_asked_for_then_it_is_refused_before_a
 @pytest.mark.gpu
 @pytest.mark.parametrize("model", ["detector", "planner", "lidar"])
 def test_given_a_gpu_when_a_tier_is_trained_there_then_its_weights_run_on_the_cpu(model, tmp_path):
+    pytest.importorskip("plotly", reason="training draws its curves")
     asked = ("-o", tmp_path, "--models", model, *FAST, "--device", "cuda", "--loaders", "1")
     result = run(*asked)
     assert result.exit_code == 0, result.output

@@ -135,11 +135,14 @@ class EarlySums:
             self._found = torch.zeros(_MOST_SUMS, pin_memory=device.type == "cuda")
 
     def begin(self, outputs: Any) -> None:  # noqa: ANN401
-        """Enqueue the sums of outputs that are usual tensors on this device; others are left to `OutputCheck`."""
+        """Enqueue the sums of outputs that are usual tensors on this device; others are left to `OutputCheck`.
+
+        Without any, nothing is known.
+        """
         tensors, self._count = list(tensors_in(outputs)), -1
         floating = [tensor.detach() for tensor in tensors if tensor.is_floating_point()]
         usual = all(_is_dense(tensor) and tensor.device == self._device for tensor in tensors)
-        if not usual or len(floating) > _MOST_SUMS:
+        if not usual or not 0 < len(floating) <= _MOST_SUMS:
             return
         for tensor, slot in zip(floating, self._slots, strict=False):
             torch.sum(tensor, dim=None, dtype=torch.float32, out=slot)
