@@ -23,17 +23,17 @@ MOST_FILES_IN_A_FOLDER = 25
 # Streams of a stage, with batches, came into every room that carries a frame: a thread and a timer for several
 # streams, an adapter for each in the worker, runs of several frames, and their parameters.
 STATEMENTS = {
-    "api": 884,
+    "api": 885,
     "settings": 1181,
     # The guard knows the road beside its own lane, and asks for a way back where a plan ends in the way of what comes.
     "safety": 3484,
-    "workers": 2869,
-    # What one stream costs the others in a fault, an overload, a batch or an answer is held to its share.
-    "stage": 3372,
+    "workers": 2916,
+    # What one stream costs the others in a fault, an overload, a batch, an answer or a probe is held to its share.
+    "stage": 3409,
     "engines": 2371,
     # On CUDA the check of outputs is enqueued behind the model, and one wait is for both.
     "worker": 1588,
-    "observe": 6100,
+    "observe": 6124,
     # A node that a roll-out may reach loads it at configure, not on the thread that receives frames.
     # Triggers have a thread of their own: rclpy's executor took more for a message than the stage did.
     "node": 2427,
