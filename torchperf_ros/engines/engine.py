@@ -111,7 +111,7 @@ class Eager(Engine):
             return Runner(transform(tier.model, options, tier.device, tier.example))
 
 
-class Graph(Eager):
+class CapturedEager(Eager):
     """Eager in CUDA graphs, for sizes that do not vary: `finished` captures what it prepares."""
 
     name = GRAPH

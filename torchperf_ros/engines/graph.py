@@ -130,7 +130,7 @@ class GraphReplay:
     def memory_bytes(self) -> int:
         """Device memory that the graphs hold for what they compute between inputs and outputs.
 
-        The allocator takes it for free, but gives it to nobody else.
+        The allocator counts it as free, but gives it to no other tensor.
         """
         segments = [
             each for each in torch.cuda.memory_snapshot() if each.get("segment_pool_id") == self._pool

@@ -12,7 +12,7 @@ import torch
 from torchperf_ros.api.errors import one_line
 from torchperf_ros.engines.aoti import Aoti
 from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs
-from torchperf_ros.engines.engine import Compile, Eager, Engine, Graph, Runner, finished
+from torchperf_ros.engines.engine import CapturedEager, Compile, Eager, Engine, Runner, finished
 from torchperf_ros.engines.fingerprint import declared_dims, identify, machine_facts
 from torchperf_ros.engines.graph import CaptureRecord
 from torchperf_ros.engines.library_engines import OnnxRuntime, OpenVino, TensorRt
@@ -37,7 +37,7 @@ ENGINES: dict[str, PackageEngine] = {
     engine.name: engine for engine in (Aoti(), OnnxRuntime(), OpenVino(), TensorRt())
 }
 # Those that run the model itself.
-IN_PROCESS: dict[str, Engine] = {engine.name: engine for engine in (Eager(), Graph(), Compile())}
+IN_PROCESS: dict[str, Engine] = {engine.name: engine for engine in (Eager(), CapturedEager(), Compile())}
 
 # A camera's pace: between two frames caches go cold, and threads that wait for work go to sleep.
 _PACE_S = 1 / 30
