@@ -6,6 +6,9 @@ Scenes differ in what the guard has to look at: a straight road, a bend, where w
 predicted to follow it, no obstacles, and a plan that has to be replaced. Each plan is another one, so that
 nothing is remembered.
 
+Head-on plans, clear ones and bends are judged twice: by a guard that has driven there (`driven`), so that it knows
+the lane, and by one that has seen no plan before.
+
 Noise: what perception sends, without velocities and ids, with noise of its places, in any order, a
 twentieth missing. How many plans are replaced that are accepted with exact objects and velocities; and how
 many frames later a lead that brakes, a pedestrian and a car that cuts in are seen, by a planner that goes
@@ -106,11 +109,15 @@ def _head_on(arguments: argparse.Namespace, report: Report) -> tuple[dict[str, A
         f" {arguments.seed}"
     )
     found: dict[str, list[bool]] = {}
-    for scene in traffic.head_on_plans(arguments.seed, arguments.plans):
-        kind = "head-on, bends" if scene.road.bends.any() else "head-on, straight"
+
+    def judge(kind: str, scene: traffic.Scene) -> None:
+        found.setdefault(f"{kind}, driven", []).append(bool(traffic.refused_driven(scene, 1.0)))
         found.setdefault(kind, []).append(bool(traffic.refused(scene, 1.0)))
+
+    for scene in traffic.head_on_plans(arguments.seed, arguments.plans):
+        judge("head-on, bends" if scene.road.bends.any() else "head-on, straight", scene)
     for scene in traffic.clear_plans(arguments.seed, 2 * arguments.plans):
-        found.setdefault(f"clear, {scene.kind}", []).append(bool(traffic.refused(scene, 1.0)))
+        judge(f"clear, {scene.kind}", scene)
     rows = [
         [kind, len(refused), len(refused) - sum(refused), sum(refused)] for kind, refused in found.items()
     ]
@@ -131,11 +138,15 @@ def _bends(arguments: argparse.Namespace, report: Report) -> tuple[dict[str, Any
     count = arguments.plans // 2
     say(f"{count} passages into a bend beside cars, from seed {arguments.seed}")
     stops = [traffic.false_stops(scene) for scene in traffic.passages(arguments.seed, count)]
+    first = [traffic.false_stops(scene, first=True) for scene in traffic.passages(arguments.seed, count)]
     passages, plans = sum(map(bool, stops)), sum(map(len, stops))
     report.table(
         f"passages into a bend, from seed {arguments.seed}",
         ("", "drawn", "with a false stop", "plans"),
-        [["beside a car", count, passages, plans]],
+        [
+            ["beside a car, driven", count, passages, plans],
+            ["each plan the first", count, sum(map(bool, first)), sum(map(len, first))],
+        ],
     )
     figures = {"drawn": count, "passages": passages, "plans": plans}
     return figures, [Target("passages into a bend with a false stop", passages, "==", 0)]

@@ -26,6 +26,7 @@ HELD = 4.0  # m/s^2 to the side; nobody drives a bend faster
 TURNS = 2.0  # rad in one bend, at most; roads do not come back to where they were
 AFTER_S = 9.0  # that is looked at, beyond any plan
 STEP_S = 0.02
+KEPT_S = 1.5  # that a vehicle has kept its lane before it changes
 MOVES = 0.1  # m/s; slower, the vehicle stands
 CLEAR_S, CLEAR_M, BEHIND_S = 2.0, 0.5, 1.0
 """Of a clear plan.
@@ -205,17 +206,38 @@ def is_clear(scene: Scene) -> bool:
 
 
 def refused(scene: Scene, turned: float = 0.0, at_s: float = 0.0, **options: object) -> str:
-    """Why the guard would replace the plan at a time, "" if it accepts it; all is turned by so much."""
-    guard = Guard(guard_options({"guard.shadow": ["distance"], **options}))
+    """Why the guard would replace the first plan that it ever sees, "" if it accepts it; all is turned by so much."""
+    return judged(Guard(guard_options({"guard.shadow": ["distance"], **options})), scene, turned, at_s)
+
+
+def refused_driven(scene: Scene, turned: float = 0.0) -> str:
+    """The same of a guard that has seen the plans before: of a planner that kept the lane until it changed it.
+
+    It decides to change up to a second before the vehicle begins to, and drove a second and a half in its lane before.
+    """
+    guard = Guard(guard_options({"guard.shadow": ["distance"]}))
+    begins_m = min((from_s for _, from_s, _ in scene.changes), default=0.0)
+    decides_s = min(begins_m, 0.0) / scene.speed - 0.3
+    keeps = replace(scene, changes=())
+    for at_s in np.arange(-round(10.0 * (KEPT_S - decides_s)), 0.0) / 10.0:
+        judged(guard, keeps if at_s < decides_s else scene, turned, float(at_s))
+    return judged(guard, scene, turned, 0.0)
+
+
+def judged(guard: Guard, scene: Scene, turned: float, at_s: float) -> str:
+    """Why a guard, whose checks are in shadow, would replace the plan at a time."""
     times_s = np.arange(0.0, scene.horizon_s + 0.05, 0.1)
     place, yaw = scene.poses(scene.ways(at_s + times_s))
     near_s = scene.ways(at_s + np.array([-0.02, 0.02]))
     speed, rate = float(np.diff(near_s)[0]) / 0.04, float(np.diff(scene.poses(near_s)[1])[0]) / 0.04
     turn = complex(math.cos(turned), math.sin(turned))
     place, yaw = place * turn, yaw + turned
-    guard.moved(odometry_bytes(place[0].real, place[0].imag, yaw[0], speed, rate), 10 * S)
-    guard.saw(0, markers_bytes(boxes_of(scene.cars, scene.road, at_s, turned)), 10 * S)
-    return guard.check(plan_bytes(times_s, place.real, place.imag, yaw), 10 * S, START_NS, AGE_MS).shadow
+    now_ns, ros_ns = 10 * S + round(at_s * S), START_NS + round(at_s * S)
+    boxes = boxes_of(scene.cars, scene.road, at_s, turned)
+    guard.moved(odometry_bytes(place[0].real, place[0].imag, yaw[0], speed, rate, stamp_ns=ros_ns), now_ns)
+    guard.saw(0, markers_bytes(boxes, stamp_ns=ros_ns), now_ns)
+    plan = plan_bytes(times_s, place.real, place.imag, yaw, start_ns=ros_ns)
+    return guard.check(plan, now_ns, ros_ns, AGE_MS).shadow
 
 
 def boxes_of(cars: Iterable[Car], road: Road, at_s: float, turned: float = 0.0) -> list[Box]:
@@ -400,10 +422,16 @@ def passages(seed: int, count: int) -> Iterator[Scene]:
         yield Scene("passage", road, speed, 0.0, rng.uniform(-0.3, 0.3), (), tuple(cars))
 
 
-def false_stops(scene: Scene) -> list[str]:
-    """Why plans of a passage are replaced, ten a second, from 40 m before the bend until 60 m behind its beginning."""
-    found = [refused(scene, 1.0, at_s) for at_s in np.arange(0.0, 100.0 / scene.speed, 0.1)]
-    return list(filter(None, found))
+def false_stops(scene: Scene, *, first: bool = False) -> list[str]:
+    """Why plans of a passage are replaced, ten a second, from 40 m before the bend until 60 m behind its beginning.
+
+    `first`: each by a guard that has seen none before.
+    """
+    times_s = np.arange(0.0, 100.0 / scene.speed, 0.1)
+    if first:
+        return list(filter(None, (refused(scene, 1.0, at_s) for at_s in times_s)))
+    guard = Guard(guard_options({"guard.shadow": ["distance"]}))
+    return list(filter(None, (judged(guard, scene, 1.0, float(at_s)) for at_s in times_s)))
 
 
 def head_on_plans(seed: int, count: int) -> Iterator[Scene]:

@@ -16,6 +16,7 @@ from torchperf_ros.safety.limits import Track
 from torchperf_ros.safety.obstacles import Seen
 from torchperf_ros.safety.odometry import Motion
 from torchperf_ros.safety.own_lane import IN_LANE_M, OwnLane
+from torchperf_ros.safety.prediction import Looks
 from torchperf_ros.safety.stop_output import TimedPath
 from torchperf_ros.settings.safety_options import guard_options
 
@@ -78,6 +79,27 @@ def test_given_a_plan_that_changes_lanes_in_a_bend_when_a_car_drives_there_then_
     blind = OwnLane()
     blind.take(Lane(Track(T, place, yaw), 0.0), 0.0, 0, seen(), goes_out=True)
     assert max(blind.aside_m(complex(one)) for one in places) > 2.0
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    bend=st.floats(0.01, 0.04),
+    left=st.booleans(),
+    over_m=st.floats(0.5, 40.0),
+    speed=st.floats(6.0, 25.0),
+)
+def test_given_a_bend_of_the_road_when_it_is_driven_then_our_lane_bends_with_it(bend, left, over_m, speed):
+    bend = min(bend, 3.0 / speed**2) * (1 if left else -1)
+    ends = 40.0 + over_m + 1.5 / abs(bend)
+    road = plans.Road(((40.0, 0.0), (40.0 + over_m, bend), (ends, bend), (ends + over_m, 0.0)))
+    lane, scene = OwnLane(), plans.Scene("bend", road, speed)
+    for at_s in np.arange(0.0, (ends + 60.0) / speed, 0.1):
+        place, yaw = scene.poses(speed * (at_s + T))
+        now = float(np.interp(speed * at_s, road.s, road.bends))
+        way = Lane(Track(T, place, yaw), now)
+        assert lane.shows(way).looks is not Looks.CHANGE
+        lane.take(way, now, round(at_s * S), seen(), goes_out=True)
+        assert lane.aside_m(complex(place[0])) < IN_LANE_M
 
 
 class Vehicle:

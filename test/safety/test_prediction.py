@@ -129,7 +129,7 @@ def test_given_a_circle_beyond_the_plans_end_then_what_drives_along_it_is_as_far
         x=way * (30.0 + box.x), y=way * box.y, velocity=tuple(way * one for one in box.velocity)
     )
     lane = Lane(ours, 0.0)
-    found = along_joined(lane, Arc(lane, 0.0), seen_of([box]), Looks.BEND)
+    found = along_joined(lane, Arc(lane, 0.0), seen_of([box]), Looks.KEEPS)
     assert abs(found.left[0]) >= abs(left) - 1e-6
     assert found.ahead[0] == pytest.approx(-9.0 if towards else 9.0)
     nearest = along_joined(lane, Arc(lane, 0.0), seen_of([box]), Looks.CHANGE)
@@ -367,3 +367,30 @@ def test_given_what_is_beside_and_behind_then_it_passes_follows_or_is_ahead():
     allowed = roles([Box(-8.0, y, velocity=(9.0, 0.0)) for y in (0.0, 2.0, 2.1)]).allowed_m
     assert allowed == pytest.approx([0.0, 2.0 - 1.9 - 0.05, 2.1 - 1.9 - 0.05])
     assert roles([Box(20.0, 0.0)]).gap_m == pytest.approx([20.0 - 2.25 - 3.5])
+
+
+def test_given_a_plan_that_looks_like_a_change_when_it_keeps_the_lane_then_it_still_counts_as_a_change():
+    """The beginning of a change that comes into sight step by step may have drawn that lane."""
+    t = np.linspace(0.0, 3.0, 31)
+    share = t / 3.0
+    y = 3.5 * share**3 * (10 - 15 * share + 6 * share**2)
+    lane = Lane(Track(t, 10.0 * t + 1j * y, np.arctan2(np.gradient(y, t), 10.0)), 0.0)
+    seen = seen_of([Box(60.0, 3.5, math.pi, velocity=(-9.0, 0.0))])
+    assert course_of(lane, Arc(lane, 0.0), seen, Looks.KEEPS).changes
+
+
+@pytest.mark.parametrize("turned", [0.6, 1.2, 1.8, 2.1])
+def test_given_a_change_of_lanes_when_something_comes_round_more_than_a_right_angle_then_it_comes_towards_us(
+    turned,
+):
+    t = np.linspace(0.0, 3.0, 31)
+    share = t / 3.0
+    y = 3.5 * share**3 * (10 - 15 * share + 6 * share**2)
+    lane = Lane(Track(t, 7.0 * t + 1j * y, np.arctan2(np.gradient(y, t), 7.0)), 0.0)
+    radius = 25.0
+    at = lane.own_place[-1] + radius * (math.sin(turned) + 1j * (1.0 - math.cos(turned)))
+    speed = -9.0 * np.exp(1j * turned)
+    seen = seen_of([Box(at.real, at.imag, turned + math.pi, velocity=(speed.real, speed.imag))])
+    found = along_joined(lane, Arc(lane, 0.0), seen, Looks.CHANGE)
+    assert found.ahead[0] < 0.0
+    assert abs(found.left[0]) < 1.0

@@ -23,6 +23,11 @@ def test_given_plans_that_end_head_on_when_braking_now_avoids_it_then_those_of_a
     assert accepted[True] <= 0.1 * PLANS  # beyond a plan's end, a bend of the road is a guess
 
 
+def test_given_a_vehicle_that_has_kept_its_lane_when_a_plan_ends_head_on_then_it_is_refused_in_bends_as_well():
+    accepted = [scene for scene in plans.head_on_plans(14, PLANS) if not plans.refused_driven(scene, 0.7)]
+    assert len(accepted) <= 0.01 * PLANS
+
+
 def test_given_clear_plans_when_checked_then_no_more_than_one_in_a_hundred_is_refused():
     refused = [scene.kind for scene in plans.clear_plans(12, 4 * PLANS) if plans.refused(scene, 0.7)]
     assert len(refused) <= 0.01 * 4 * PLANS, refused

@@ -18,12 +18,13 @@ from torchperf_ros.safety.lane import Lane
 from torchperf_ros.safety.limits import Complex, Finding, Floats, Track, largest, unit
 from torchperf_ros.safety.obstacles import Seen
 from torchperf_ros.safety.prediction import (
+    NOTHING_SHOWN,
     STANDS,
     Arc,
     Course,
     Flags,
-    Road,
     Rows,
+    Shown,
     certain_drift,
     course_of,
     predicted,
@@ -189,7 +190,7 @@ def closeness(
     seen: Seen,
     options: GuardOptions,
     *,
-    road: Road | None = None,
+    known: Shown = NOTHING_SHOWN,
 ) -> Closeness:
     """Judge a track that begins now, along its lane.
 
@@ -200,17 +201,17 @@ def closeness(
         bend: curvature in 1/m that the vehicle drives now.
         seen: the obstacles of now.
         options: vehicle and limits.
-        road: of a plan that begins beside our lane, and so changes lanes: how that leads there.
+        known: of the plan by the lane that the vehicle has kept.
     """
     t_s = track.t_s
     arc = Arc(lane, bend)
-    if road is not None:
-        arc.travel, arc.bend = road
+    if known.road is not None:
+        arc.travel, arc.bend = known.road
     ahead = Ahead(track, widened_m, lane, arc, _speeds(t_s, lane.own_steps))
     seen = _near(ahead, seen, options)
     if not len(seen.yaws):
         return Closeness()
-    course = course_of(lane, ahead.arc, seen, changes=road is not None)
+    course = course_of(lane, ahead.arc, seen, known.looks)
     roles = roles_of(course, lane, ahead.lasts_s, seen, options)
     rows = predicted(t_s, course, _may_be_close(ahead, course, roles, seen, options), lane, ahead.arc, seen)
     finding = behind = too_close_behind(ahead, course, roles, seen, options)
@@ -507,16 +508,23 @@ def meets_head_on(
         complex(lane.own_unit[-1]) * (-1.0 if lane.backward else 1.0),
         0.5 * options.vehicle.length_m,
     )
-    which = rows.which
+    which, along, on_arc = rows.which, course.along, course.on_arc
     turned = (rows.places[-1] - rows.places[-2]) * end.conjugate()
     moved_m = np.abs(turned)
     towards = (turned.real < -_TOWARDS * moved_m) & (seen.speeds[which] >= STANDS)
-    if not course.changes:
+    if course.changes:
+        # What goes along a way of ours comes towards us, however that bends until it is here.
+        along_road, on_road = slice(0, rows.lanes + rows.arcs), which[: rows.lanes + rows.arcs]
+        ahead_m_s = np.where(
+            np.arange(len(on_road)) < rows.lanes, along.ahead[on_road], on_arc.ahead[on_road]
+        )
+        towards[along_road] |= (ahead_m_s < 0.0) & (seen.speeds[on_road] >= STANDS)
+    else:
         # A plan that keeps its lane says nothing of the road beyond its end.
         towards &= (course.is_along & ~course.joined & ~course.strays)[which]
     if lane.length < _MOVES or not np.count_nonzero(towards):
         return nothing
-    lasts_s, along, on_arc = ahead.lasts_s, course.along, course.on_arc
+    lasts_s = ahead.lasts_s
     off = (rows.places[-1] - track.place[-1]) * end.conjugate()
     lean = -turned / np.maximum(moved_m, _TOUCHES_M)
     left = off.imag - off.real * lean.imag / (1.0 + np.maximum(lean.real, 0.0))
@@ -535,7 +543,8 @@ def meets_head_on(
     safe = rss_opposite_direction(speed, others, seen.response_s[which], options)
     short = np.where(in_way, gap - safe, math.inf)
     at = int(short.argmin())
-    closing = np.where(in_way, np.maximum(gap, 0.0) / (speed + others), math.inf)  # what comes does move
+    # What comes does move; what does not come may stand, as we do then.
+    closing = np.where(in_way, np.maximum(gap, 0.0) / np.maximum(speed + others, _MOVES), math.inf)
     meets_in_s = lasts_s + float(closing.min())
     if short[at] >= 0.0:
         return None, math.inf, 0.0, meets_in_s

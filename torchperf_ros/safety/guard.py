@@ -442,8 +442,9 @@ class Guard:
         if "distance" in checks and bend is not None:
             if situation.no_obstacles:
                 unchecked["distance"] = situation.no_obstacles
-            road = None if lane.backward else self._own_lane.road(complex(ahead.place[0]))
-            close = closeness(ahead, widened_m, lane, bend, situation.seen, options, road=road)
+            close = closeness(
+                ahead, widened_m, lane, bend, situation.seen, options, known=self._own_lane.shows(lane)
+            )
             findings += filter(None, [close.finding])
         return _Judgement(findings, unchecked, close, lane, bend)
 
@@ -502,7 +503,8 @@ class Guard:
                 return out, None
             finding = next((one for one in found.findings if one.check == "distance"), finding)
         if not tried and (
-            judged.closeness.meets_s > _NEAR_S or self._own_lane.road(complex(lane.own_place[0])) is None
+            judged.closeness.meets_s > _NEAR_S
+            or self._own_lane.aside_m(complex(lane.own_place[0])) <= IN_LANE_M
         ):
             return None, None  # it is still in its lane, or none is known, and it is not urgent
         text = "ends in the way of what comes towards it, and no way back into its lane is clear"

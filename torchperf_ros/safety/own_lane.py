@@ -13,7 +13,7 @@ from torchperf_ros.safety.lane import Lane
 from torchperf_ros.safety.limits import Complex, Floats, Track, largest
 from torchperf_ros.safety.obstacles import Seen
 from torchperf_ros.safety.odometry import Motion, yaw_of
-from torchperf_ros.safety.prediction import Arc, Flags, Looks, Road, leaves_lane
+from torchperf_ros.safety.prediction import NOTHING_SHOWN, Arc, Flags, Looks, Road, Shown, leaves_lane
 from torchperf_ros.safety.stop_output import TimedPath
 
 IN_LANE_M = 0.5  # aside of it; further, the vehicle has left it
@@ -22,6 +22,8 @@ _SAME_M, _UNSURE = (
     0.3,
     0.03,
 )  # as near the lane's next part is to the last one, and what is added for each m beyond
+_SURELY_M = 0.1  # a plan that leads no further aside is known to keep it, whatever it looks like
+_NEW = 0.35  # of a plan that keeps the lane, beyond what is known of that
 _DRIVEN = 0.3  # of a lane, before it is taken anew
 _OTHER_M = 2.5  # further aside, the vehicle is in another lane
 _LASTS_NS = 30 * NS_PER_S  # an older lane is not ours any more
@@ -79,6 +81,8 @@ class OwnLane:
     def __init__(self) -> None:
         self.lane: Lane | None = None
         self._former: Lane | None = None  # before the vehicle changed to this one
+        # Before it was led on into what looked like a bend: so does the first half of a change of lanes.
+        self._surer: Lane | None = None
         self._guessed = False
         self._since_ns = 0
 
@@ -114,9 +118,21 @@ class OwnLane:
                 self._begin(way, bend, now_ns, seen)
             return
         looks = leaves_lane(way, Arc(way, bend))
+        if (
+            self._surer is not None
+            and float(self._surer.beside(way.own_place[:1])[0][0]) > self._surer.length
+        ):
+            self._surer = None  # all of it is driven, and nothing of a plan since then turned back
+        if looks is Looks.CHANGE and self._surer is not None:
+            self.lane, self._surer = self._surer, None
         if not goes_out or looks is Looks.CHANGE:
             return
-        keeps = bool((np.abs(aside_m) <= _SAME_M + _UNSURE * np.maximum(s - lane.length, 0.0)).all())
+        beyond_m = np.maximum(s - lane.length, 0.0)
+        keeps = bool((np.abs(aside_m) <= _SAME_M + _UNSURE * beyond_m).all())
+        bends = largest(np.abs(aside_m[:2])) <= _SAME_M  # all but its end
+        if bends and not keeps and self._surer is None:
+            self._surer = lane
+        keeps |= bends
         if self._guessed and looks >= Looks.BEND and abs(aside_m[0]) <= _SAME_M:
             self._former = None
         elif keeps and driven and way.length >= _SHOWN_M:
@@ -209,6 +225,25 @@ class OwnLane:
     def aside_m(self, place: complex) -> float:
         """How far a place is beside the lane; 0 where none is known."""
         return 0.0 if self.lane is None else abs(float(self.lane.beside(np.array([place]))[1][0]))
+
+    def shows(self, way: Lane) -> Shown:
+        """What the lane says of a plan: whether that is known to leave it or to keep it, and how the road leads on."""
+        lane = self.lane
+        if lane is None or way.backward or way.both_ways:
+            return NOTHING_SHOWN
+        last = len(way.own_place) - 1
+        s, left, headings = lane.project(way.own_place[[0, last // 4, last // 2, 3 * last // 4, last]])
+        aside_m = np.abs(left)
+        is_known = s <= lane.length
+        known_m = aside_m[is_known]
+        leaves = aside_m[0] > IN_LANE_M or (not self._guessed and largest(known_m) > _KEEPS_M)
+        if leaves:
+            heading, later = headings.item(0), float(np.interp(s[0] + _ROAD_M, lane.s, lane.heading))
+            travel = complex(math.cos(heading), math.sin(heading))
+            return Shown(Looks.CHANGE, Road(travel, (later - heading) / _ROAD_M or _NO_BEND))
+        is_sure = not self._guessed and self._surer is None and s[-1] - lane.length <= _NEW * way.length
+        keeps = is_sure and bool((aside_m <= np.where(is_known, _SURELY_M, _KEEPS_M)).all())
+        return Shown(Looks.KEEPS if keeps else None)
 
     def road(self, place: complex) -> Road | None:
         """How the road leads on beside a place that is not in our lane; None: it is, or nothing is known."""

@@ -66,7 +66,8 @@ class Looks(IntEnum):
     CHANGE = -2
     EITHER = -1
     BEND = 1
-    CIRCLE = 2
+    KEEPS = 2  # known by the lane that the vehicle has kept
+    CIRCLE = 3
 
 
 class Along(NamedTuple):
@@ -133,6 +134,21 @@ class Road(NamedTuple):
 
     travel: complex
     bend: float
+
+
+class Shown(NamedTuple):
+    """What the lane that was kept says of a plan.
+
+    Attributes:
+        looks: `CHANGE` where it leaves that lane, `KEEPS` where it keeps to it; None: that is not known.
+        road: of one that leaves it, how the road leads on where it begins.
+    """
+
+    looks: Looks | None = None
+    road: Road | None = None
+
+
+NOTHING_SHOWN = Shown()
 
 
 class Arc:
@@ -212,19 +228,25 @@ def along_joined(lane: Lane, arc: Arc, seen: Seen, looks: Looks) -> Along:
     lanes ends aslant to the road: where it may be one, the road may also go on as we drive now until beside the
     plan's end, and bend evenly from there.
     """
+    changes = looks is Looks.CHANGE
     end = lane.own_unit[-1] * (-1.0 if lane.backward else 1.0)
     off = (seen.places - lane.own_place[-1]) * end.conjugate()
     direction = seen.velocities * (end.conjugate() / np.maximum(seen.speeds, STANDS))
-    direction = np.where(direction.real < 0, -direction, direction)
+    # What comes round more than a right angle drives away from us by its direction, but nearer by its place.
+    against = (
+        (seen.velocities * (seen.places - lane.own_place[0]).conj()).real if changes else direction.real
+    )
+    direction = np.where(against < 0, -direction, direction)
     even, eased, unsure_m = lefts_of_roads(off, np.angle(direction), lane.last_bend)
     unsure_m = np.abs(unsure_m)
-    if looks is Looks.BEND:
+    if looks is Looks.KEEPS:
         left = np.where(np.abs(even) > np.abs(eased), even, eased)
-    elif looks is Looks.EITHER:
+    elif looks in {Looks.EITHER, Looks.BEND}:
         nearer = np.where(even * eased > 0.0, np.minimum(np.abs(even), np.abs(eased)), 0.0)
         start = lane.own_unit[0] * (-1.0 if lane.backward else 1.0)
         as_now = np.abs(np.angle(direction * end * start.conjugate())) < _AS_NOW
-        left = np.copysign(np.maximum(nearer - np.where(as_now, *_NEARER) * unsure_m, 0.0), even)
+        share = np.where(as_now, *_NEARER) if looks is Looks.EITHER else 0.0
+        left = np.copysign(np.maximum(nearer - share * unsure_m, 0.0), even)
     else:
         room_m = unsure_m if looks is Looks.CIRCLE else -unsure_m
         left = np.copysign(np.maximum(np.abs(even) + room_m, 0.0), even)
@@ -289,7 +311,8 @@ def leaves_lane(lane: Lane, arc: Arc) -> Looks:  # noqa: PLR0911 - one look afte
     if float(away[-1]) < _NO_LONGER * most and most > 0.5 * _TURNED:
         return Looks.CHANGE
     fewest, widest = float(turns[turns.argmin()]), float(turns[turns.argmax()])
-    if min(-fewest, widest) > _TURNED:
+    turns_now = 0.25 * arc.bend * lane.length
+    if min(-min(fewest, turns_now), max(widest, turns_now)) > _TURNED:
         return Looks.CHANGE
     if widest - fewest < _EVEN:
         return Looks.CIRCLE
@@ -316,19 +339,27 @@ def dips(eighths: Floats, turns_now: float) -> float:
     return largest(np.minimum(before, after) - turns)
 
 
-def on_a_road(on_joined: Along, lane: Lane, travel: complex) -> tuple[Flags, Flags]:
+def on_a_road(on_joined: Along, lane: Lane, travel: complex, most_turn: float) -> tuple[Flags, Flags]:
     """Which obstacles a road may lead to from the plan's end, and of which it is no more than a guess.
 
     The latter may cross our road as well.
     """
     turned = np.abs(np.angle(on_joined.ways * travel.conjugate()))
     leads = np.abs(on_joined.left) < _ASIDE_M
-    leads &= turned <= np.minimum(_SHARPEST * (on_joined.s - lane.length) + _ON_COURSE, _MOST_TURN)
+    leads &= turned <= np.minimum(_SHARPEST * (on_joined.s - lane.length) + _ON_COURSE, most_turn)
     return leads, turned > _MUCH_TURN
 
 
-def course_of(lane: Lane, arc: Arc, seen: Seen, *, changes: bool = False) -> Course:
-    """Along which ways each obstacle may go on; see above. `changes`: the plan is known to change lanes."""
+def _looks_of(lane: Lane, arc: Arc, known: Looks | None) -> Looks:
+    if known is Looks.CHANGE:
+        return known
+    looks = leaves_lane(lane, arc)
+    # What looks like a change of lanes may have drawn the lane that it keeps itself, step by step.
+    return Looks.KEEPS if known is Looks.KEEPS and looks is Looks.BEND else looks
+
+
+def course_of(lane: Lane, arc: Arc, seen: Seen, known: Looks | None = None) -> Course:
+    """Along which ways each obstacle may go on; see above. `known`: what the plan does, if that is known."""
     on_lane = along_lane(lane, seen)
     moves = seen.speeds >= STANDS
     none = np.zeros(len(moves), np.bool_)
@@ -336,7 +367,7 @@ def course_of(lane: Lane, arc: Arc, seen: Seen, *, changes: bool = False) -> Cou
     if lane.both_ways:
         still = np.zeros(len(moves))
         return Course(on_lane, on_arc, still, none, none, none, ~none, none, none, none, False)
-    looks = Looks.CHANGE if changes else leaves_lane(lane, arc)
+    looks = _looks_of(lane, arc, known)
     if looks >= Looks.BEND and abs(arc.bend) > _BENDS:
         on_lane = on_lane._replace(drift=drift_beside(on_lane, arc.bend))
     slow = np.maximum(seen.speeds, STANDS)
@@ -344,13 +375,13 @@ def course_of(lane: Lane, arc: Arc, seen: Seen, *, changes: bool = False) -> Cou
     is_along = moves & (np.abs(on_lane.ahead) >= _ALONG * slow) & (np.abs(on_lane.left) < _ASIDE_M)
     changes = looks is Looks.CHANGE
     on_course = np.maximum(_ON_COURSE, _STRAYS / slow)
-    as_we = on_lane.ahead > 0.0
-    near_m: Floats = np.where((off_lane <= on_course) & (as_we | (looks is not Looks.BEND)), _NEAR_M, 0.0)
+    as_we, may_change = on_lane.ahead > 0.0, known is not Looks.KEEPS and looks is not Looks.BEND
+    near_m: Floats = np.where((off_lane <= on_course) & (as_we | may_change), _NEAR_M, 0.0)
     near_m = np.maximum(near_m, as_we * (_BESIDE_US_M + seen.halves[:, 0])) * (not changes)
     beyond = moves & (on_lane.s > lane.length + near_m)
     drifts = np.abs(on_lane.drift) <= _DRIFTS
     as_the_plan = off_lane <= 2.0 * _SAME_COURSE
-    goes_on = is_along & (as_the_plan | drifts) & (not changes)  # as the plan does at its end
+    goes_on = is_along & (as_the_plan | drifts) & (looks >= Looks.BEND)  # as the plan does at its end
     strays = beyond & goes_on & (np.abs(on_lane.drift) > _STRAYS_LITTLE)
     travel = complex(lane.own_unit[-1]) * (-1.0 if lane.backward else 1.0)
     crosses = none
@@ -358,7 +389,7 @@ def course_of(lane: Lane, arc: Arc, seen: Seen, *, changes: bool = False) -> Cou
     along, joined = on_lane, beyond & (in_bend | (off_arc > _SAME_COURSE)) & ~goes_on
     if np.count_nonzero(joined):
         on_joined = along_joined(lane, arc, seen, looks)
-        leads, crosses = on_a_road(on_joined, lane, travel)
+        leads, crosses = on_a_road(on_joined, lane, travel, _MOST_ROUND if changes else _MOST_TURN)
         joined &= leads
         along = Along._make(np.where(joined, *both) for both in zip(on_joined, on_lane, strict=True))
         is_along |= joined
