@@ -22,7 +22,7 @@ _SAME_M, _UNSURE = (
     0.3,
     0.03,
 )  # as near the lane's next part is to the last one, and what is added for each m beyond
-_SURELY_M = 0.1  # a plan that leads no further aside is known to keep it, whatever it looks like
+_SURELY_M = 0.1  # a plan that leads no further aside is known to keep it, also where it looks like a change
 _NEW = 0.35  # of a plan that keeps the lane, beyond what is known of that
 _DRIVEN = 0.3  # of a lane, before it is taken anew
 _OTHER_M = 2.5  # further aside, the vehicle is in another lane
@@ -118,13 +118,7 @@ class OwnLane:
                 self._begin(way, bend, now_ns, seen)
             return
         looks = leaves_lane(way, Arc(way, bend))
-        if (
-            self._surer is not None
-            and float(self._surer.beside(way.own_place[:1])[0][0]) > self._surer.length
-        ):
-            self._surer = None  # all of it is driven, and nothing of a plan since then turned back
-        if looks is Looks.CHANGE and self._surer is not None:
-            self.lane, self._surer = self._surer, None
+        self._return_to_surer(way, looks)
         if not goes_out or looks is Looks.CHANGE:
             return
         beyond_m = np.maximum(s - lane.length, 0.0)
@@ -144,6 +138,16 @@ class OwnLane:
         else:
             return
         self.lane, self._guessed, self._since_ns = way, False, now_ns
+
+    def _return_to_surer(self, way: Lane, looks: Looks) -> None:
+        """Take back the lane from before it followed a bend, if what it followed was a change of lanes."""
+        surer = self._surer
+        if surer is None:
+            return
+        if float(surer.beside(way.own_place[:1])[0][0]) > surer.length:
+            self._surer = None  # all of it is driven, and nothing of a plan since then turned back
+        elif looks is Looks.CHANGE:
+            self.lane, self._surer = surer, None
 
     def _learn(self, seen: Seen) -> None:
         """Lead the lane on to the next car beyond what is known of it: that has the direction of the road there.
