@@ -1,11 +1,10 @@
 """Everything that a GPU can show within 8 minutes, without ROS and without a network.
 
-Then the tests marked `gpu`.
-
-Engines, tiers and precisions with parity, CUDA graphs, the launch-bound curve, copies, streams, memory
-history, the profiler, starts from packages, and faults through real workers. Each part is a process of its
-own with a time-out: one that fails is named, and the rest goes on. Parts build side by side, and time one
-after the other. `--device cpu` tries what a CPU can run.
+Networks that nobody tuned for, by hand beside engine auto and `tune`; a model's steps in a worker beside a bare
+process; six cameras; what processes cost in the device's memory; faults through real workers; starts, the
+launch-bound curve, copies, streams, captures; and the tests marked `gpu`. Each part is a process of its own with a
+time-out: one that fails is named, and the rest goes on. Parts build side by side, and time one after the other.
+`--device cpu` tries what a CPU can run.
 """
 
 import argparse
@@ -30,21 +29,26 @@ from benchmarks.rig.report import Report, say
 _NO_CUDA = 3
 _GIB_EACH = 4
 _MOST_JOBS = 16
+# Of each part's compiler: with one alone, kernels are compiled one after the other.
+_LEAST_THREADS = 4
 _EPILOG = """\
 exit status: 0 all parts did well, 1 some did not, 3 there is no CUDA device
 
 examples:
   ./run bench cuda --json cuda.json
-  ./run bench cuda --parts workers,start
-  ./run bench cuda --device cpu --parts copies,memory,profile,workers --seconds 0.1"""
+  ./run bench cuda --parts networks,steps
+  ./run bench cuda --parts resnet50,tune-resnet50 --within 200
+  ./run bench cuda --device cpu --parts networks,cameras,steps,contexts --seconds 0.1"""
 
 
 def main() -> int:
     parser = arguments_of(__doc__ or "", _EPILOG)
     parser.add_argument("--device", default="cuda:0", help="cuda:N, or cpu as a trial (default cuda:0)")
-    parser.add_argument("--parts", default="", help="some of them, with commas between (default all)")
     parser.add_argument(
-        "--seconds", type=float, default=1.0, help="for which each candidate is timed (default 1)"
+        "--parts", default="", help="some of them, with commas between (default: all but cameras-fp32)"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=0.7, help="for which each candidate is timed (default 0.7)"
     )
     parser.add_argument("--within", type=float, default=470.0, help="seconds for all (default 470)")
     parser.add_argument(
@@ -63,22 +67,21 @@ def main() -> int:
                 " can run"
             )
             return _NO_CUDA
-    from benchmarks.rig.cuda_parts import CUDA_ONLY, LAST, PARTS, run_part
+    from benchmarks.rig.cuda.parts import CUDA_ONLY, GROUPS, PARTS, PHASES, USUAL, run_part
 
     if arguments.part:
         return run_part(arguments.part, arguments.device, arguments.seconds, arguments.folder)
-    names = [name.strip() for name in arguments.parts.split(",") if name.strip()] or list(PARTS)
+    given = [name.strip() for name in arguments.parts.split(",") if name.strip()] or list(USUAL)
+    names = list(dict.fromkeys(part for name in given for part in GROUPS.get(name, [name])))
     if unknown := sorted(set(names) - set(PARTS)):
-        parser.error(f"--parts: {unknown[0]!r} is unknown; there are {', '.join(PARTS)}")
+        there_are = ", ".join([*PARTS, *GROUPS])
+        parser.error(f"--parts: {unknown[0]!r} is unknown; there are {there_are}")
     if arguments.device == "cpu":
         names = [name for name in names if name not in CUDA_ONLY]
     report = Report("cuda", arguments)
     with tempfile.TemporaryDirectory(prefix="torchperf_cuda_") as folder:
         ended, end_s = dict[str, tuple[str, float]](), time.monotonic() + arguments.within
-        for phase in (
-            [name for name in names if name not in LAST],
-            [name for name in names if name in LAST],
-        ):
+        for phase in ([name for name in phase if name in names] for phase in PHASES):
             ended |= _run(phase, arguments, Path(folder), end_s)
         found = {
             name: json.loads(file.read_text(encoding="utf-8"))
@@ -103,8 +106,9 @@ def _run(
     memory_gib = psutil.virtual_memory().available >> 30
     cores = len(os.sched_getaffinity(0))
     jobs = arguments.jobs or max(1, min(_MOST_JOBS, cores, memory_gib // _GIB_EACH))
+    threads = max(min(_LEAST_THREADS, cores), cores // max(1, min(jobs, len(names))))
     environment = {
-        "TORCHINDUCTOR_COMPILE_THREADS": str(max(1, cores // jobs)),
+        "TORCHINDUCTOR_COMPILE_THREADS": str(threads),
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
         **os.environ,
         "PYTHONUNBUFFERED": "1",

@@ -165,7 +165,7 @@ _BELOW = (
         " [engines](figures/engines.md) |"
     ),
     "| two stages on two cores | [stages](figures/stages.md) |",
-    "| one H100, and what of a Jetson is read | [CUDA](figures/cuda.md) |",
+    "| one H200, one H100, and what of a Jetson is read | [CUDA](figures/cuda.md) |",
     "| collisions in the closed loop, the guard and the lane in traffic | [safety](safety.md) |",
     "",
     (

@@ -83,8 +83,11 @@ def pytest_collection_modifyitems(items):
 def pytest_xdist_make_scheduler(config, log):
     """With `-n 2`.
 
-    Whole files side by side, in their order; then those of `ALONE`, when one process has ended.
+    Whole files side by side, in their order; then those of `ALONE`, when one process has ended. With
+    `--dist worksteal`, which `bench cuda` asks for, tests of one file run side by side, too.
     """
+    if config.getoption("dist") == "worksteal":
+        return None
     from xdist.scheduler import LoadFileScheduling
 
     class AloneLast(LoadFileScheduling):

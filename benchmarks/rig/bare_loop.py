@@ -17,15 +17,15 @@ from benchmarks.rig.messages import scene_cdr
 from torchperf_ros.api.adapter import Received, load_adapter
 from torchperf_ros.api.cdr import restamped
 from torchperf_ros.api.messages import decode, encode
+from torchperf_ros.engines.device import Device, choose_device
 
 
 class BareLoop:
     """One adapter and its first tier, in this process."""
 
     def __init__(self, adapter: str, options: dict[str, Any], tier: str, device: str = "cpu") -> None:
-        """Build the model on one thread, as the nodes do."""
-        torch.set_num_threads(1)
-        self._adapter = load_adapter(adapter)(options, torch.device(device))
+        """Build the model as a worker does: on one thread, on CUDA in fp32, which is not torch's default there."""
+        self._adapter = load_adapter(adapter)(options, Device(choose_device(device), 1).device)
         self._model = self._adapter.build(tier).eval()
         ((self._topic, self._type),) = self._adapter.inputs.items()
 

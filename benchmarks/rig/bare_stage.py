@@ -26,10 +26,22 @@ def at_pace(seconds: float, rate: float, act: Callable[[int], None]) -> None:
 
 
 class BareStage:
-    """One stage of a configuration; its answers and what it logs are kept."""
+    """One stage of a configuration, or one stream of it; its answers and what it logs are kept."""
 
-    def __init__(self, config: NodeConfig, name: str, options: Mapping[str, Any], **changes: Any) -> None:
-        """Prepare it; `options` are those of its adapter, `changes` those of its workers' setup."""
+    def __init__(
+        self,
+        config: NodeConfig,
+        name: str,
+        options: Mapping[str, Any],
+        *,
+        beside: "BareStage | None" = None,
+        size: tuple[int, int] = (WIDTH, HEIGHT),
+        **changes: Any,
+    ) -> None:
+        """Prepare it; `options` are those of its adapter, `changes` those of its workers' setup.
+
+        `beside` is another stream of the same stage, `size` is width and height of its images.
+        """
         self.answers: list[Answer] = []
         self.logs: list[str] = []
         self.news = threading.Condition()
@@ -43,9 +55,10 @@ class BareStage:
             anomaly=lambda alert: None,
             log=lambda severity, text: self.logs.append(f"{severity}: {text}"),
         )
-        setup = replace(worker_setup(stage, config), options=dict(options), **changes)
-        self.actor = Stage(stage, setup, ports, time.time_ns)
-        self._image = image_cdr(WIDTH, HEIGHT)
+        setup = replace(worker_setup(stage.whole_stage, config), options=dict(options), **changes)
+        self.actor = Stage(stage, setup, ports, time.time_ns, beside=beside and beside.actor)
+        self._image = image_cdr(*size)
+        self._first_pixel = len(self._image) - size[0] * size[1] * 3
 
     def _hand_on(self, payload: bytes | None, frame: Frame) -> None:
         self.hand_on(payload, frame)
@@ -73,7 +86,7 @@ class BareStage:
     def offer(self, first_byte: int = 0) -> None:
         """Offer an image that is stamped now, and whose first pixel begins with this byte."""
         data, stamp_ns = bytearray(self._image), time.time_ns()
-        data[len(data) - HEIGHT * WIDTH * 3] = first_byte
+        data[self._first_pixel] = first_byte
         self.actor.offer(restamped(bytes(data), stamp_ns), stamp_ns, stamped=True)
 
     def feed(

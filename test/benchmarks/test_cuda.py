@@ -12,6 +12,10 @@ import pytest
 import torch
 
 from benchmarks import cuda
+from benchmarks.rig.cuda.by_hand import FP32, best_of, by_hand
+from benchmarks.rig.cuda.networks import SIZES, NetworkAdapter, network
+from benchmarks.rig.cuda.parts import PARTS, PHASES
+from benchmarks.rig.cuda.place import Found, Place
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -44,17 +48,65 @@ def test_given_no_cuda_when_run_then_one_line_says_so_and_the_status_is_its_own(
 
 
 def test_given_the_cpu_when_tried_then_the_figures_are_written(bench):
-    status, found = bench("--device", "cpu", "--parts", "copies,streams", "--seconds", "0.01")
-    assert status == 0, found
+    status, found = bench("--device", "cpu", "--parts", "copies,streams,steps", "--seconds", "0.01")
+    assert {name for name, part in found["parts"].items() if part["ended"] == "done"} == {"copies", "steps"}
+    assert set(found["steps"]) == {"eager"}
+    assert found["steps"]["eager"]["fresh"] > 0, found
+    assert found["steps"]["eager"]["bare, all steps"]["p50"] > 0
     assert found["copies"]["image 1920x1080 up"]["p50_ms"] > 0
-    assert found["parts"]["copies"]["ended"] == "done"
-    assert "streams" not in found["parts"]
 
 
 def test_given_a_part_that_is_not_done_in_time_when_run_then_it_is_named_and_the_next_one_begins(bench):
     status, found = bench(
-        "--device", "cpu", "--parts", "machine,copies", "--part-within", "0.1", "--jobs", "1"
+        "--device", "cpu", "--parts", "machine,networks", "--part-within", "0.1", "--jobs", "1"
     )
     assert status == 1
-    ended = [found["parts"][name]["ended"].split(":")[0] for name in ("machine", "copies")]
+    ended = [found["parts"][name]["ended"].split(":")[0] for name in ("machine", "resnet50")]
     assert ended == ["killed", "killed"]
+
+
+def test_given_an_unknown_part_when_run_then_the_message_has_the_groups_too(bench, capsys):
+    with pytest.raises(SystemExit):
+        bench("--device", "cpu", "--parts", "engines")
+    assert "'engines' is unknown; there are machine, resnet50" in capsys.readouterr().err.replace("\n", " ")
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_given_our_own_networks_when_built_twice_then_they_are_alike_and_answer_as_they_are_used(name):
+    adapter = NetworkAdapter({"network": name, "small": True}, torch.device("cpu"))
+    first, second = adapter.build("full"), adapter.build("full")
+    (image,) = adapter.example_inputs("full")
+    with torch.inference_mode():
+        outputs = first(image)
+        assert len(adapter.sideways(outputs)) == 5
+        assert adapter.sideways(outputs) == adapter.sideways(second(image))
+
+
+@pytest.mark.parametrize(("name", "millions"), [("resnet50", 25.6), ("vit_b_16", 86.6)])
+def test_given_our_own_networks_when_whole_then_they_are_as_large_as_those_of_the_papers(name, millions):
+    with torch.device("meta"):
+        found = network(name, own=True)
+    assert sum(each.numel() for each in found.parameters()) / 1e6 == pytest.approx(millions, rel=0.01)
+
+
+def test_given_a_model_when_run_by_hand_then_each_way_that_fails_is_named_and_the_others_are_there():
+    model = network("vit_b_16", small=True).eval()
+    with torch.inference_mode():
+        found, refused = by_hand(model, torch.zeros(1, 3, 64, 64), [FP32], compiles=[])
+        broken, why = by_hand(model, torch.zeros(1, 3, 80, 64), [FP32], compiles=[])
+    assert (list(found), refused) == (["by hand: eager, fp32"], {})
+    assert best_of({"auto": 0.1, "by hand: eager, fp32": 1.0}, found, FP32) == "by hand: eager, fp32"
+    assert not broken
+    assert list(why) == ["by hand: eager, fp32"]
+
+
+def test_given_a_part_that_comes_to_no_end_when_killed_then_what_it_has_found_is_there(tmp_path):
+    place = Place("cpu", 0.1, tmp_path, "part")
+    with place.beside_builds(), place.alone():
+        place.keep(Found(wrong=["not done"]))
+    assert json.loads((tmp_path / "part.json").read_text(encoding="utf-8"))["wrong"] == ["not done"]
+
+
+def test_given_all_parts_when_run_then_each_is_in_one_phase():
+    phased = [name for phase in PHASES for name in phase]
+    assert sorted(phased) == sorted(PARTS)

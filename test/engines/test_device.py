@@ -2,6 +2,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import time
 
 import pytest
 import torch
@@ -60,10 +61,13 @@ def test_given_the_cpu_when_used_then_nothing_is_copied_and_time_is_the_clocks()
     device = Device(torch.device("cpu"), threads=1)
     inputs = (torch.zeros(2),)
     assert device.to_device(inputs) is inputs
-    with device.timed() as took_ns:
-        sum(range(1000))
-    assert len(took_ns) == 1
-    assert took_ns[0] > 0
+    with device.timed() as timed:
+        time.sleep(0.002)
+    assert timed.took_ns >= 2_000_000
+    assert timed.waited_ns == 0
+    with device.timed() as again:
+        pass
+    assert 0 <= again.took_ns < 2_000_000
     assert device.memory_bytes() == {}
     assert not device.is_cuda
     assert not device.is_lost(RuntimeError("CUDA error: an illegal memory access was encountered"))
@@ -113,9 +117,33 @@ def test_given_a_thread_for_each_cpu_when_parted_then_no_other_shares_the_leadin
 
 
 @pytest.mark.gpu
-def test_given_cuda_when_taken_then_all_that_follows_goes_to_the_workers_own_stream(cuda):
+@pytest.mark.usefixtures("cuda")
+def test_given_cuda_when_taken_then_all_that_follows_goes_to_the_workers_own_stream():
     assert torch.cuda.current_stream() != torch.cuda.default_stream()
-    assert torch.cuda.current_stream() == cuda._stream
+    assert torch.cuda.current_stream().priority == -1
+
+
+@pytest.mark.gpu
+def test_given_streams_of_two_priorities_when_both_have_work_then_the_urgent_ones_is_done_first(cuda):
+    least, most = torch.cuda.Stream.priority_range()
+    priorities = []
+    for asked in (-1, 0, -100):
+        Device(torch.device("cuda", 0), threads=1, stream_priority=asked)
+        priorities.append(torch.cuda.current_stream().priority)
+    assert priorities == [-1, least, most]
+    urgent, patient = torch.cuda.current_stream(), torch.cuda.Stream(priority=least)
+    big, small = torch.randn(8192, 8192, device="cuda"), torch.randn(64, 64, device="cuda")
+    big @ big, small @ small  # the first product loads cuBLAS
+    torch.cuda.synchronize()
+    with torch.cuda.stream(patient):
+        for _ in range(30):
+            last = big @ big
+    found = small @ small
+    urgent.synchronize()
+    assert not patient.query()
+    patient.synchronize()
+    assert torch.isfinite(last).all()
+    torch.testing.assert_close(found.cpu(), small.cpu() @ small.cpu(), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.gpu
@@ -125,11 +153,26 @@ def test_given_kernels_when_timed_then_the_time_is_theirs_and_not_that_of_launch
     torch.cuda.synchronize()
     times_ns = []
     for repeats in (1, 50):
-        with cuda.timed() as took_ns:
+        with cuda.timed() as timed:
             for _ in range(repeats):
                 a @ a
-        times_ns.append(took_ns[0])
+        times_ns.append(timed.took_ns)
     assert times_ns[1] > 5 * times_ns[0] > 0
+
+
+@pytest.mark.gpu
+def test_given_what_follows_the_model_when_stopped_before_it_then_it_is_waited_for_and_not_timed(cuda):
+    a = torch.randn(4096, 4096, device="cuda")
+    a @ a
+    torch.cuda.synchronize()
+    with cuda.timed() as timed:
+        a @ a
+        timed.stop()
+        for _ in range(50):
+            last = a @ a
+    assert torch.cuda.current_stream().query()
+    assert timed.waited_ns > 5 * timed.took_ns > 0
+    assert torch.isfinite(last).all()
 
 
 @pytest.mark.gpu

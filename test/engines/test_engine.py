@@ -3,23 +3,15 @@
 What engines compile for, and when, is the same with backend eager.
 """
 
-import contextlib
 import functools
-import gc
-import subprocess
-import sys
-import textwrap
-import weakref
-from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchperf_ros.engines import engine
 from torchperf_ros.engines.built_tier import BuiltTier, varying_dims
-from torchperf_ros.engines.engine import CaptureFailed, EngineUnavailable, GraphReplay
+from torchperf_ros.engines.engine import EngineUnavailable
 from torchperf_ros.engines.package import make_runner
 from torchperf_ros.engines.package_engine import export, nested
 from torchperf_ros.engines.parity import check_engine, measure, random_inputs
@@ -149,140 +141,6 @@ def test_given_outputs_of_any_structure_when_a_package_is_called_then_they_have_
     leaves, tree = pytree.tree_flatten(outputs)
     call = nested(lambda x: [leaf + x for leaf in leaves], tree)
     assert measure(outputs, call(torch.zeros(1))).max_error == 0.0
-
-
-# --- CUDA graphs
-
-
-def layers(device):
-    torch.manual_seed(0)
-    return (
-        torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
-        .eval()
-        .to(device)
-    )
-
-
-class Recorded(TorchDispatchMode):
-    """A CUDA graph without CUDA: its kernels, with the addresses of what was there before, which it keeps not alive.
-
-    As on a device, what waits for a value cannot be captured.
-    """
-
-    def __init__(self):
-        super().__init__()
-        self.kernels, self.made = [], []
-
-    def __torch_dispatch__(self, kernel, types, args=(), kwargs=None):
-        if kernel is torch.ops.aten._local_scalar_dense.default:
-            raise RuntimeError("operation not permitted when stream is capturing")
-        made = kernel(*args, **(kwargs or {}))
-        self.kernels.append(
-            (kernel, pytree.tree_map_only(torch.Tensor, self.address, args), kwargs or {}, made)
-        )
-        self.made.append(made)
-        return made
-
-    def address(self, tensor):
-        return (lambda: tensor) if any(tensor is one for one in self.made) else weakref.ref(tensor)
-
-    def replay(self):
-        for kernel, args, kwargs, made in self.kernels:
-            made.copy_(kernel(*(arg() if callable(arg) else arg for arg in args), **kwargs))
-
-
-@pytest.fixture
-def streams(monkeypatch):
-    """CUDA's streams and graphs without CUDA: the caller's stream, and which streams wait and are set."""
-    cuda, waits, current = torch.cuda, [], []
-    side, caller = (SimpleNamespace(name=name, wait_stream=waits.append) for name in ("side", "caller"))
-    monkeypatch.setattr(cuda, "current_stream", lambda _: caller)
-    monkeypatch.setattr(cuda, "Stream", lambda _: side)
-    monkeypatch.setattr(cuda, "stream", contextlib.nullcontext)
-    monkeypatch.setattr(cuda, "CUDAGraph", Recorded)
-    monkeypatch.setattr(cuda, "graph", lambda graph, capture_error_mode: graph)
-    monkeypatch.setattr(cuda, "set_stream", current.append)
-    return SimpleNamespace(side=side, caller=caller, waits=waits, current=current)
-
-
-def test_given_a_captured_model_that_is_kept_nowhere_else_when_called_then_its_weights_answer_every_shape(
-    streams,
-):
-    net, calls = layers(CPU), []
-    net.register_forward_pre_hook(lambda *_: calls.append(1))
-    frames = [torch.randn(2, 8) for _ in range(3)]
-    others = [torch.randn(3, 8), torch.randn(2, 2, 8)]
-    with torch.inference_mode():
-        expected = [net(frame) for frame in frames + others]
-        calls.clear()
-        replay = GraphReplay(net, (torch.zeros(2, 8),))
-        del net
-        gc.collect()
-        assert len(calls) == 4  # three to warm up, on a stream of their own, and one to capture
-        assert streams.waits == [streams.caller, streams.side]
-        for frame, answer in zip(frames, expected, strict=False):
-            torch.testing.assert_close(replay(frame), answer)
-        assert len(calls) == 4  # the graph alone answered
-        for frame, answer in zip(others, expected[3:], strict=True):
-            torch.testing.assert_close(replay(frame), answer)  # not captured: the model itself answers
-        assert len(calls) == 6
-
-
-def test_given_a_model_that_waits_for_a_value_when_captured_then_the_error_says_so_and_the_stream_is_the_callers(
-    streams,
-):
-    with pytest.raises(
-        CaptureFailed, match="it cannot be captured as a CUDA graph: RuntimeError: operation not permitted"
-    ):
-        GraphReplay(lambda x: x * float(x.sum()), (torch.ones(3),))
-    assert streams.current == [streams.caller]
-
-
-@pytest.mark.gpu
-def test_given_a_captured_model_when_replayed_then_each_result_is_that_of_its_own_input():
-    net = layers(CUDA)
-    with torch.inference_mode():
-        replay = GraphReplay(net, (torch.zeros(2, 8, device=CUDA),))
-        for seed in range(3):
-            inputs = torch.randn(2, 8, generator=torch.Generator().manual_seed(seed)).to(CUDA)
-            assert torch.allclose(replay(inputs), net(inputs), atol=1e-5)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("engine", ["eager", "aoti"])
-def test_given_cuda_graphs_with_an_engine_when_made_then_it_agrees_with_eager(engine):
-    """The memory that the captured copy's weights had is written to.
-
-    The graph still has to read its weights.
-    """
-    net, inputs = layers(CUDA), torch.randn(2, 8, device=CUDA)
-    options = BuildOptions(engine=engine, cuda_graphs=True, precision="fp16")  # of a copy of the model
-    runner = make_runner(BuiltTier(net, (torch.zeros(2, 8, device=CUDA),), {}, CUDA), options)
-    gc.collect()
-    torch.cuda.empty_cache()
-    filled = [torch.full((1 << 20,), 1e4, device=CUDA) for _ in range(64)]
-    with torch.inference_mode():
-        assert torch.allclose(runner.call(inputs), net(inputs), atol=1e-2)
-    del filled
-
-
-@pytest.mark.gpu
-def test_given_a_model_that_waits_for_the_device_when_captured_then_the_error_says_so():
-    """In a process of its own: a failed capture leaves nothing that can be relied on."""
-    code = """
-        import torch
-        from torchperf_ros.engines.engine import CaptureFailed, GraphReplay
-        try:
-            GraphReplay(lambda x: x * float(x.sum()), (torch.ones(3, device="cuda"),))
-        except CaptureFailed as error:
-            print(error, flush=True)
-        import os
-        os._exit(0)
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False
-    )
-    assert done.stdout.startswith("it cannot be captured as a CUDA graph: "), done.stderr
 
 
 @pytest.fixture

@@ -227,6 +227,28 @@ def test_given_an_edit_in_a_file_that_the_model_comes_from_when_identified_then_
     assert code_of(tmp_path, name) != before
 
 
+def test_given_files_that_are_imported_later_when_identified_then_they_count_and_nothing_is_imported(
+    tmp_path, monkeypatch
+):
+    """What a module imports when it is asked to may be a large library, or fail."""
+    monkeypatch.syspath_prepend(tmp_path)
+    package = tmp_path / "lately"
+    (package / "heavy").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "net.py").write_text(
+        "import torch\n\nclass Net(torch.nn.Module):\n    def forward(self, x):\n"
+        "        from lately.heavy import part\n        return part(x)\n"
+    )
+    (package / "heavy" / "__init__.py").write_text("raise RuntimeError('it was imported')\n")
+    part = package / "heavy" / "part.py"
+    part.write_text("A = 1\n")
+    net, before = importlib.import_module("lately.net").Net(), set(sys.modules)
+    first = code_hash(net)
+    assert set(sys.modules) == before
+    part.write_text("A = 2\n")
+    assert code_hash(net) != first
+
+
 @torch.jit.script
 def scripted(x):
     return x * 1.5

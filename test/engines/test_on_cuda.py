@@ -3,6 +3,7 @@
 A kernel that fails takes its process's context with it, and a capture that fails whatever comes after.
 """
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -17,6 +18,7 @@ ROOT = HERE.parents[1]
 DEVICE = "cuda:0"
 
 LOADED = """
+    import gc
     import sys
     import torch
     from torch.utils._pytree import tree_map_only
@@ -55,7 +57,7 @@ def run(tmp_path):
     """Runs code in a new process, after what `LOADED` gives it; it has to come to its end."""
 
     def run(code, before=LOADED):
-        path = os.pathsep.join([str(HERE), str(ROOT), str(ROOT / "test" / "model")])
+        path = os.pathsep.join([str(HERE), str(ROOT), str(ROOT / "test" / "worker")])
         done = subprocess.run(
             [sys.executable, "-c", textwrap.dedent(before) + textwrap.dedent(code), DEVICE, str(tmp_path)],
             cwd=ROOT,
@@ -110,6 +112,63 @@ def test_given_engine_compile_when_sizes_vary_then_every_size_agrees_and_none_is
     """)
 
 
+@pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="torchao is not installed")
+def test_given_int8_by_torchao_when_a_tier_is_loaded_then_it_is_quantised_and_agrees(run):
+    run("""
+        for precision in ("int8_weight", "int8_dynamic"):
+            tier = load(BuildOptions(precision=precision))
+            assert (tier.facts.engine, tier.facts.why) == ("eager", ""), tier.facts
+            for batch in (1, 3, 32):
+                agrees(tier, batch, 5e-2)
+            assert any("int8" in repr(kept).lower() for kept in gc.get_objects() if isinstance(kept, torch.nn.Linear))
+    """)
+
+
+def test_given_parts_when_compiled_then_the_rest_runs_in_eager_and_answers_agree(run):
+    run("""
+        tier = load(BuildOptions("compile", parts="layers.0, layers.2"))
+        assert (tier.facts.engine, tier.facts.why, tier.facts.graphs) == ("compile", "", 2), tier.facts
+        torch.compiler.set_stance("fail_on_recompile")
+        for _ in range(3):
+            agrees(tier, 1)
+        assert tier.report().recompiles == 0
+    """)
+
+
+def test_given_two_contexts_when_each_allocates_then_each_counts_its_own_memory_and_both_see_it_taken(run):
+    run("""
+        import subprocess, textwrap
+
+        MIB = 1 << 20
+        OTHER = '''
+            import sys, torch
+            from torchperf_ros.engines.device import Device, choose_device
+            device = Device(choose_device(sys.argv[1]), 1)
+            kept = torch.ones(256 << 20, dtype=torch.uint8, device=device.device)
+            print(device.memory_bytes().get("allocated", 0), int(kept.sum()), flush=True)
+            sys.stdin.read()
+        '''
+        own = torch.ones(MIB, device=device.device)
+        before = device.memory_bytes()
+        with subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(OTHER), DEVICE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as second:
+            others, found = map(int, second.stdout.readline().split())
+            beside = device.memory_bytes()
+            second.stdin.close()
+        assert found == 256 * MIB
+        if device.is_cuda:
+            assert others >= 256 * MIB
+            assert beside["allocated"] == before["allocated"] >= 4 * MIB
+            # other tests may run on the card meanwhile
+            assert beside["total"] - beside["free"] >= others + beside["reserved"]
+        assert float(own.sum()) == MIB
+    """)
+
+
 def test_given_buckets_when_sizes_vary_then_padded_inputs_agree(run):
     run("""
         tier = load(BuildOptions(), ShapeOptions("bucket", 4), dynamic=True)
@@ -130,7 +189,7 @@ def test_given_a_session_when_it_serves_then_frames_errors_and_want_of_memory_ar
         node = Node(device=sys.argv[1]).start()
         try:
             hello = node.told()[0]
-            assert hello["device"] == sys.argv[1], hello
+            assert hello.device == sys.argv[1], hello
             node.control.settimeout(20.0)
             assert text_of(node.ask(0, 4.0)[1]).startswith("8.0 ")
             assert node.ask(1, -3.0)[0].outcome == Outcome.INVALID
@@ -154,17 +213,25 @@ def test_given_a_stage_when_its_worker_is_killed_then_the_standby_answers_from_t
         """
         import os, signal, sys
         from pathlib import Path
-        from benchmarks.rig.cuda_parts import Place, WorkerStage
+        from benchmarks.rig.cuda.place import Place
+        from benchmarks.rig.cuda.stages import WorkerStage
         from torchperf_ros.api.outcome import Outcome
 
         place = Place(sys.argv[1], 0.1, Path(sys.argv[2]))
         layers = {"layers": {"full": 2, "fast": 1}}
-        stage = WorkerStage(place, "benchmarks.rig.cuda_adapter:CudaAdapter", layers, budget_ms=1000.0, hang_ms=2000.0)
+        stage = WorkerStage(place, "benchmarks.rig.cuda.adapter:CudaAdapter", layers, budget_ms=1000.0, hang_ms=2000.0)
         try:
             stage.start()
+            workers = stage.actor.pool.workers
+            stage.settle()
             assert stage.actor.pool.description.device == sys.argv[1]
+            if sys.argv[1] != "cpu":
+                stage.until(lambda: all(each.reported.memory_bytes for each in workers), "both report memory")
+                for each in workers:  # each in a context of its own
+                    memory = each.reported.memory_bytes
+                    assert 0 < memory["allocated"] <= memory["reserved"] < memory["total"] - memory["free"], memory
             assert stage.ask().outcome is Outcome.ON_TIME, stage.logs
-            os.kill(stage.actor.pool.workers[0].pid, signal.SIGKILL)
+            os.kill(workers[0].pid, signal.SIGKILL)
             assert Outcome.ON_TIME in [stage.ask().outcome for _ in range(3)], stage.logs
             stage.settle()
             assert stage.ask("out of memory").tier == 1

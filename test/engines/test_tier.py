@@ -1,8 +1,10 @@
+import itertools
 import math
 import time
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,9 +13,11 @@ from hypothesis import strategies as st
 from torchperf_ros.engines.device import Device, choose_device
 from torchperf_ros.engines.engine import Runner
 from torchperf_ros.engines.package import Package
-from torchperf_ros.worker.tier import InvalidOutput, OutputCheck, Tier
+from torchperf_ros.worker.tier import EarlySums, InvalidOutput, OutputCheck, Tier
 from torchperf_ros.workers.calibration import Calibration
 from torchperf_ros.workers.control import TierFacts
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class Counting(torch.nn.Module):
@@ -261,6 +265,73 @@ def test_given_dynamic_dimensions_when_sizes_differ_then_only_rank_and_type_coun
     for wrong in (torch.zeros(7), torch.zeros(7, 5, dtype=torch.int32)):
         with pytest.raises(InvalidOutput):
             check.check(wrong)
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(st.floats(width=16), max_size=9), max_size=4), st.sampled_from(FLOATS))
+def test_given_any_values_when_summed_early_then_just_outputs_of_finite_numbers_are_known_to_be(
+    rows, dtype
+):
+    sums, finite = EarlySums(torch.device("cpu")), all(map(math.isfinite, itertools.chain(*rows)))
+    sums.begin({"rows": [torch.tensor(row, dtype=dtype) for row in rows], "labels": torch.arange(3)})
+    assert sums.are_finite() is (finite and bool(rows))  # of none nothing is known
+
+
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        np.array([math.nan]),
+        torch.tensor([math.nan], dtype=torch.complex64),
+        torch.tensor([math.nan]).to(torch.float8_e4m3fn),
+        torch.tensor([math.nan]).to_sparse(),
+        [torch.tensor([math.nan])] * 33,
+        torch.ones(3, device="meta"),
+        object(),  # as what a generator gives at its end
+    ],
+    ids=["numpy", "complex", "float8", "sparse", "many", "elsewhere", "no tensors"],
+)
+def test_given_outputs_that_are_not_summed_early_when_asked_then_nothing_is_known_also_after_good_ones(
+    outputs,
+):
+    sums = EarlySums(torch.device("cpu"))
+    sums.begin(torch.ones(3))
+    assert sums.are_finite()
+    sums.begin(outputs)
+    assert not sums.are_finite()
+
+
+@pytest.mark.parametrize("anytime", [False, True])
+@torch.inference_mode()
+def test_given_outputs_of_a_run_when_checked_then_just_the_ones_with_nan_are_refused_on_either_device(
+    device, anytime
+):
+    model = Counting().eval().to(device.device)
+    tier = Tier(
+        TierFacts("full", "eager"), Runner(model), model, device, print, steps=lambda x: iter([model(*x)])
+    )
+    check = OutputCheck(model(torch.ones(2, device=device.device)), fixed_sizes=True)
+    for values, good in (
+        ((1.0, 2.0), True),
+        ((1.0, math.nan), False),
+        ((3e38, 3e38), False),
+        ((0.0, 0.5), True),
+    ):
+        inputs = (torch.tensor(values),)
+        outputs, _ = next(tier.steps(inputs)) if anytime else tier.run(inputs)
+        assert tier.is_finite is (good and device.is_cuda)
+        if good:
+            check.check(outputs, is_finite=tier.is_finite)
+        else:
+            with pytest.raises(InvalidOutput, match="NaN or Inf"):
+                check.check(outputs, is_finite=tier.is_finite)
+
+
+def test_given_numbers_that_are_known_to_be_finite_when_checked_then_shapes_and_plain_numbers_count_still():
+    check = OutputCheck((torch.zeros(2), 1.0), fixed_sizes=True)
+    check.check((torch.ones(2), 2.0), is_finite=True)
+    for wrong in ((torch.ones(3), 2.0), (torch.ones(2), math.nan)):
+        with pytest.raises(InvalidOutput):
+            check.check(wrong, is_finite=True)
 
 
 @settings(deadline=None)

@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from torchperf_ros.api.errors import ConfigError
+from torchperf_ros.engines.model_transforms import matrix_precision
 from torchperf_ros.models import networks
 from torchperf_ros.models.networks import (
     FRAME_FEATURES,
@@ -214,8 +215,9 @@ def test_given_a_bend_when_braked_to_a_standstill_then_the_bend_stays_and_the_he
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_given_a_gpu_when_detecting_there_then_the_answers_agree_with_the_cpu():
-    image = images()["blobs"]
-    here, there = detector()(image), detector().cuda()(image.cuda()).cpu()
+    image, gpu = images()["blobs"], torch.device("cuda", 0)
+    with matrix_precision("fp32", gpu):  # as in a worker
+        here, there = detector()(image), detector().to(gpu)(image.to(gpu)).cpu()
     torch.testing.assert_close(there[..., 1:], here[..., 1:], rtol=1e-2, atol=1e-2)
 
 

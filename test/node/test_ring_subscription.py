@@ -1,19 +1,23 @@
-"""Triggers that are taken straight into memory of the stage's, with a real publisher and executor."""
+"""Triggers that are taken straight into memory of the stage's, with a real publisher and the receiver's thread."""
 
 import ctypes
 import itertools
+import threading
+import time
 
 import pytest
 
 pytest.importorskip("rclpy")
 
+from rclpy.callback_groups import ReentrantCallbackGroup
 from rclpy.executors import SingleThreadedExecutor
-from rclpy.qos import DurabilityPolicy, QoSProfile
+from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 from rclpy.serialization import serialize_message
+from rclpy.waitable import NumberOfEntities, Waitable
 from std_msgs.msg import String
 
 from torchperf_ros.node import ring_subscription
-from torchperf_ros.node.ring_subscription import RingSubscription, TakeError, Taker, checked_taker
+from torchperf_ros.node.ring_subscription import Receiver, RingSubscription, TakeError, Taker, checked_taker
 
 from .perf_process import DOMAIN_ID
 
@@ -21,44 +25,65 @@ pytestmark = pytest.mark.ros
 _TOPICS = itertools.count()
 
 
+def soon(condition):
+    """Whether it comes true within ten seconds."""
+    until = time.monotonic() + 10
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.001)
+    return condition()
+
+
 class Stream:
     """A publisher and a subscription of one node, with slots in a buffer of 200 bytes."""
 
-    def __init__(self, node, taker):
-        qos = QoSProfile(depth=10, durability=DurabilityPolicy.TRANSIENT_LOCAL)
+    def __init__(self, node, taker, reliability=ReliabilityPolicy.RELIABLE):
+        qos = QoSProfile(depth=10, durability=DurabilityPolicy.TRANSIENT_LOCAL, reliability=reliability)
         topic = f"/taken_{next(_TOPICS)}"
-        self.memory = bytearray(200)
+        self.node, self.memory = node, bytearray(200)
         self.has_slot, self.taken, self.failures = True, [], []
         self.publisher = node.create_publisher(String, topic, qos)
-        subscription = node.create_subscription(String, topic, self.take, qos, raw=True)
-        self.subscription = subscription
-        self.waitable = RingSubscription(node, subscription, taker, self.slot, self.failures.append)
-        self.executor = SingleThreadedExecutor(context=node.context)
-        self.executor.add_node(node)
+        self.subscription = node.create_subscription(String, topic, self.take, qos, raw=True)
+        self.own = RingSubscription(node, self.subscription, taker, self.slot, self.failures.append)
 
     def slot(self):
         return memoryview(self.memory) if self.has_slot else None
 
     def take(self, data):
         self.taken.append((type(data), bytes(data)))
+        if data is not None and b"boom" in bytes(data):
+            raise ValueError("boom")
 
     def tell(self, text):
         """Publish a text, and take it; what came, and whether the memory holds it."""
         data, count = bytes(serialize_message(String(data=text))), len(self.taken)
         self.publisher.publish(data)
-        for _ in range(200):
-            self.executor.spin_once(timeout_sec=0.05)
-            if len(self.taken) > count:
-                break
+        assert soon(lambda: len(self.taken) > count)
         assert [taken for _, taken in self.taken[count:]] == [data]
         return self.taken[-1][0], self.memory[: len(data)] == data
+
+
+class Received:
+    """Streams of one node with the thread that receives for them."""
+
+    def __init__(self, *streams):
+        self.streams, self.failed = streams, []
+        node = streams[0].node
+        self.receiver = Receiver(node.context, [one.own for one in streams], lambda: self.failed.append(1))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.receiver.close()
+        for one in self.streams:
+            one.node.destroy_subscription(one.subscription)
 
 
 @pytest.fixture
 def stream(stranger):
     made = Stream(stranger, checked_taker(DOMAIN_ID))
-    yield made
-    made.executor.shutdown()
+    with Received(made):
+        yield made
 
 
 def test_given_a_slot_when_messages_come_then_they_are_in_it_and_else_they_come_as_bytes(stream):
@@ -91,15 +116,66 @@ def test_given_an_error_of_rcl_when_a_message_comes_then_it_is_said_and_those_th
 
     monkeypatch.setattr(ctypes, "CDLL", load_with_an_error)
     stream = Stream(stranger, Taker())
-    stream.publisher.publish(String(data="lost"))
-    for _ in range(200):
-        stream.executor.spin_once(timeout_sec=0.05)
-        if stream.failures:
-            break
-    assert stream.failures == ["rcl_take_serialized_message returned 1 and 0 bytes"]
-    stream.subscription.handle.take_message(String, True)  # which was not taken
-    assert stream.tell("by rclpy") == (bytes, False)
-    stream.executor.shutdown()
+    with Received(stream):
+        stream.publisher.publish(String(data="first"))
+        assert soon(lambda: stream.failures)
+        assert stream.failures == ["rcl_take_serialized_message returned 1 and 0 bytes"]
+        # what was not taken is there still
+        assert soon(lambda: stream.taken)
+        assert stream.tell("by rclpy") == (bytes, False)
+        assert len(stream.failures) == 1
+
+
+def test_given_two_triggers_when_one_fails_in_its_stage_then_both_are_received_on(stranger):
+    first, second = (Stream(stranger, Taker()) for _ in range(2))
+    with Received(first, second) as both:
+        first.tell("boom")
+        assert soon(lambda: both.failed)
+        assert first.tell("well again") == (memoryview, True)
+        assert second.tell("never ill") == (memoryview, True)
+        assert len(both.failed) == 1
+
+
+class Rounds(Waitable):
+    """Counts how often an executor begins to wait."""
+
+    def __init__(self, node):
+        super().__init__(ReentrantCallbackGroup())
+        self.count = 0
+        node.add_waitable(self)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        """Nothing to let go of."""
+
+    def get_num_entities(self):
+        return NumberOfEntities()
+
+    def add_to_wait_set(self, _):
+        self.count += 1
+
+    def is_ready(self, _):
+        return False
+
+
+def test_given_a_best_effort_trigger_when_messages_come_then_the_nodes_executor_sleeps_on(stranger):
+    stream = Stream(stranger, Taker(), ReliabilityPolicy.BEST_EFFORT)
+    executor, rounds = SingleThreadedExecutor(context=stranger.context), Rounds(stranger)
+    executor.add_node(stranger)
+    with Received(stream):
+        stream.tell("the first")
+        waiting = threading.Thread(target=executor.spin_once, kwargs={"timeout_sec": 1.0})
+        waiting.start()
+        assert soon(lambda: rounds.count)
+        for number in range(30):
+            stream.tell(f"number {number}")
+        woken = rounds.count
+        waiting.join()
+    executor.shutdown()
+    stranger.remove_waitable(rounds)
+    assert woken < 20
 
 
 def test_given_structs_of_another_layout_when_checked_then_it_is_refused(monkeypatch):

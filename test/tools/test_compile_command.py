@@ -254,6 +254,26 @@ def test_given_a_tier_that_fails_then_the_others_are_shown_the_status_is_1_and_j
     )
 
 
+def test_given_a_process_that_ends_for_what_it_found_out_when_compiled_then_the_next_does_what_is_left(
+    process, tmp_path
+):
+    first = [
+        tier("full"),
+        built("full"),
+        tier("fast", 2),
+        {"kind": "again", "text": "it cannot be captured"},
+    ]
+    turns = iter([first, [tier("full"), built("full", new=False), tier("fast", 2), built("fast")]])
+    process.messages = lambda: iter(next(turns))
+    result = compiled("--tiers", "full,fast", "--force", "--json", tmp_path / "built.json")
+    assert result.exit_code == 0, result.output
+    assert [job["force"] for job in process.jobs] == [True, False]
+    assert "it cannot be captured; it goes on without that" in " ".join(result.output.split())
+    found = json.loads((tmp_path / "built.json").read_text())
+    assert [(each["tier"], each["new"]) for each in found] == [("full", True), ("fast", True)]
+    assert process.closed == 2
+
+
 @pytest.mark.parametrize("how", ["", "signal SIGKILL"])
 def test_given_a_process_that_dies_when_compiled_then_the_tiers_without_a_result_failed_for_that(
     process, how

@@ -3,19 +3,20 @@ from dataclasses import replace
 import pytest
 
 from torchperf_ros.settings.build_options import INT8_PRECISIONS, BuildOptions
-from torchperf_ros.settings.shape_options import MOST_SHAPES
-from torchperf_ros.tools.tune.search import TuneSpace, bucket_count, bucket_width
+from torchperf_ros.settings.shape_options import MOST_SHAPES, bucket_count, bucket_width
+from torchperf_ros.tools.tune.space import TuneSpace, planned
 from torchperf_ros.tools.tune.trial import Facts, Limits, TrialOutcome, TuneCandidate, TuneTrial
 
 from .conftest import figures
 
-CPU = Facts("id", cuda=False, machine="cpu", threads=3, cores=4, left_out={"tf32": "CUDA only"})
+NO_CUDA = {"tf32": "CUDA only", "graph": "runs on cuda"}
+CPU = Facts("id", cuda=False, machine="cpu", threads=3, cores=4, left_out=NO_CUDA)
 CUDA = replace(CPU, cuda=True, left_out={})
 LIMITS = Limits(budget_ms=100.0)
-GOOD = {"eager": 10.0, "compile": 6.0, "aoti": 5.0}
+GOOD = {"eager": 10.0, "graph": 6.5, "compile": 6.0, "aoti": 5.0, "onnxruntime": 8.0, "openvino": 7.0}
 
 
-def walk(facts, ms, *, limits=LIMITS, engines=("eager", "compile", "aoti"), now=None):
+def walk(facts, ms, *, limits=LIMITS, engines=("eager", "graph", "compile", "aoti"), now=None):
     """Walk with times (or outcomes, as words) out of a rule; gives the space and the candidates."""
     space = TuneSpace(facts, limits, engines, now)
     tried = []
@@ -34,7 +35,11 @@ def by_engine(candidate):
 
 
 def compiled(candidates):
-    return [one for one in candidates if not one.is_eager]
+    return [one for one in candidates if not one.in_process]
+
+
+def labels(candidates):
+    return [one.options.label for one in candidates]
 
 
 @pytest.mark.parametrize("facts", [CPU, CUDA, replace(CUDA, ranges=((1, 8), (64, 640)))])
@@ -48,21 +53,77 @@ def test_given_any_device_when_walked_then_eager_fp32_and_cheap_ones_come_first_
     assert {one.options.precision for one in before_engines} > {"fp32", "bf16"}
 
 
+def test_given_cuda_when_walked_then_graphs_come_first_then_reduce_overhead_then_packages_and_autotuning_last():
+    def ms(one):
+        gain = 0.5 * one.options.channels_last + (one.options.precision == "fp16")
+        return (6.0 if one.options.engine == "graph" else 6.5) - gain
+
+    _, candidates = walk(CUDA, ms, engines=("graph", "compile", "aoti", "onnxruntime"))
+    assert labels(candidates)[:12] == [
+        "eager",
+        "graph",
+        "graph fp16 channels_last",
+        "graph tf32",
+        "graph bf16 channels_last",
+        "graph tf32 channels_last",
+        "graph fp16",
+        "compile reduce-overhead fp16 channels_last",
+        "compile reduce-overhead",
+        "aoti fp16 channels_last",
+        "aoti fp16 channels_last cuda_graphs",
+        "onnxruntime fp16 channels_last",
+    ]
+    assert all("max-autotune" in label for label in labels(candidates)[-2:])
+
+
+def test_given_a_model_that_cannot_be_captured_when_walked_then_no_other_graph_is_tried_but_eager_in_its_place():
+    space, candidates = walk(
+        CUDA, lambda one: TrialOutcome.REFUSED if one.options.engine == "graph" else by_engine(one)
+    )
+    assert labels(candidates)[:3] == ["eager", "graph", "eager channels_last"]
+    assert not [one for one in candidates[2:] if one.options.engine == "graph"]
+    assert space.skipped == {"graph in other precisions": "graph, 3 threads cannot be used"}
+    before = candidates[: candidates.index(compiled(candidates)[0])]
+    assert {one.options.precision for one in before} >= {"fp32", "tf32", "bf16", "fp16"}
+
+
+def test_given_libraries_on_the_cpu_when_walked_then_they_come_in_fp32_before_precisions_and_threads():
+    _, candidates = walk(CPU, by_engine, engines=("compile", "openvino", "onnxruntime", "aoti"))
+    assert labels(candidates)[:6] == [
+        "eager",
+        "onnxruntime",
+        "openvino",
+        "eager",
+        "eager",
+        "eager channels_last",
+    ]
+    assert [one.threads for one in candidates[:6]] == [3, 3, 3, 1, 2, 3]
+
+
+def test_given_a_walk_that_is_cut_off_when_the_rest_is_planned_then_it_is_what_was_not_tried():
+    space = TuneSpace(CUDA, LIMITS, ("graph", "aoti"))
+    steps = space.search()
+    space.trials.append(TuneTrial("full", next(steps), TrialOutcome.MEASURED, figures=figures(10.0)))
+    rest = planned(space, steps)
+    assert labels(rest)[:2] == ["graph", "graph fp16 channels_last"]
+    assert "aoti" in {one.options.engine for one in rest}
+    assert TuneCandidate(BuildOptions(), threads=3) not in rest
+
+
 def test_given_the_cpu_when_walked_then_nothing_that_needs_cuda_is_tried():
     candidates = walk(CPU, lambda one: 1.0 if one.options.engine == "compile" else 10.0)[1]
-    assert not any(one.options.cuda_graphs or one.options.precision == "tf32" for one in candidates)
+    assert not any(one.options.is_captured or one.options.precision == "tf32" for one in candidates)
     assert {one.options.mode for one in candidates} == {"default", "max-autotune-no-cudagraphs"}
 
 
-def test_given_cuda_when_walked_then_graphs_and_their_modes_are_tried_and_cpu_threads_are_not():
+def test_given_cuda_when_walked_then_packages_are_captured_and_cpu_threads_are_not_tried():
     candidates = walk(CUDA, by_engine)[1]
-    assert {one.options.engine for one in candidates if one.options.cuda_graphs} == {"aoti", "eager"}
-    assert "reduce-overhead" in {one.options.mode for one in candidates}
+    assert {one.options.engine for one in candidates if one.options.cuda_graphs} == {"aoti"}
     assert {one.threads for one in candidates} == {3}
 
 
 def test_given_what_the_facts_leave_out_or_engines_that_are_not_wanted_when_walked_then_they_are_not_tried():
-    facts = replace(CPU, left_out={"channels_last": "none", "bf16": "slow", "tf32": "no"})
+    facts = replace(CPU, left_out=NO_CUDA | {"channels_last": "none", "bf16": "slow"})
     candidates = walk(facts, by_engine)[1]
     assert not any(one.options.channels_last for one in candidates)
     assert {one.options.precision for one in candidates} == {"fp32", "fp16", *INT8_PRECISIONS}
@@ -72,14 +133,13 @@ def test_given_what_the_facts_leave_out_or_engines_that_are_not_wanted_when_walk
 
 def test_given_options_that_gain_when_walked_then_what_comes_later_has_them():
     def ms(one):
-        gains = 2.0 * one.options.channels_last + 3.0 * (one.threads == 2)
+        gains = 2.0 * one.options.channels_last + 3.0 * (one.threads == 1)
         return GOOD[one.options.engine] * 2 - gains
 
     space, steps = walk(CPU, ms)
-    engines = compiled(steps)[:2]
-    assert all(one.options.channels_last and one.threads == 2 for one in engines)
+    assert all(one.options.channels_last and one.threads == 1 for one in compiled(steps)[:2])
     best = space.ranking.best.trial.candidate
-    assert best == TuneCandidate(BuildOptions("aoti", channels_last=True), threads=2)
+    assert best == TuneCandidate(BuildOptions("aoti", channels_last=True), threads=1)
 
 
 @pytest.mark.parametrize("outcome", [TrialOutcome.REFUSED, TrialOutcome.HUNG])
@@ -111,7 +171,7 @@ def test_given_engines_that_fail_with_the_best_precision_when_walked_then_they_a
 
 
 def test_given_a_reference_that_fails_when_walked_then_it_ends():
-    assert len(walk(CPU, lambda one: TrialOutcome.CRASHED)[1]) == 1
+    assert len(walk(CUDA, lambda one: TrialOutcome.CRASHED)[1]) == 1
 
 
 def test_given_a_present_setting_when_walked_then_it_is_measured_too():
@@ -133,6 +193,7 @@ def test_given_sizes_that_vary_when_walked_then_buckets_are_tried_and_graphs_are
     facts = replace(CUDA, ranges=((1, 8), (64, 640)))
     candidates = walk(facts, lambda one: 4.0 if one.options.engine == "compile" else 10.0)[1]
     assert not any(one.options.cuda_graphs for one in candidates)
+    assert all(one.shapes == "bucket" for one in candidates if one.options.engine == "graph")
     bucketed = [one for one in candidates if one.shapes == "bucket"]
     assert {one.bucket_width for one in bucketed} == {
         bucket_width(facts.ranges, 4),

@@ -2,10 +2,10 @@
 
 Its `options` say what goes wrong in which precision. Imported by trial processes.
 
-Options: `crash_in`, `hang_in`, `wrong_in`: a precision; `sizes`: true: the batch varies; `touch`: a file
-that each built model appends a byte to; `seed`: null: the weights are others at every build; `task`:
-whether there is a training task, `error` of whose figures is a distance from eager's outputs in 1/1000, or
-`hits` 1 less that.
+Options: `crash_in`, `hang_in`, `wrong_in`, `wait_in` (for the device): a precision; `sizes`: true: the
+batch varies; `touch`: a file that each built model appends a byte to; `seed`: null: the weights are others at
+every build; `task`: whether there is a training task, `error` of whose figures is a distance from eager's
+outputs in 1/1000, or `hits` 1 less that.
 """
 
 import os
@@ -19,6 +19,7 @@ from torchperf_ros.api.adapter import Adapter
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.api.training_task import Task
 
+_WHAT = ("crash_in", "hang_in", "wrong_in", "wait_in")
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -31,9 +32,7 @@ class Net(torch.nn.Module):
     def __init__(self, width, options):
         super().__init__()
         self.first, self.second = torch.nn.Conv1d(16, width, 1), torch.nn.Conv1d(width, 4, 1)
-        self._do = {
-            _DTYPES[options[what]]: what for what in ("crash_in", "hang_in", "wrong_in") if what in options
-        }
+        self._do = {_DTYPES[options[what]]: what for what in _WHAT if what in options}
 
     def forward(self, x):
         do = self._do.get(self.first.weight.dtype)
@@ -42,6 +41,8 @@ class Net(torch.nn.Module):
         if do == "hang_in":
             time.sleep(3600)
         y = self.second(torch.relu(self.first(x)))
+        if do == "wait_in":
+            float(y.sum())
         return y + 1.0 if do == "wrong_in" else y
 
 
@@ -65,7 +66,7 @@ class TinyAdapter(Adapter):
     """A perceptron; tiers `full` and `fast`."""
 
     def __init__(self, options, device):
-        known = {"crash_in", "hang_in", "wrong_in", "sizes", "touch", "seed", "task"}
+        known = {*_WHAT, "sizes", "touch", "seed", "task"}
         if set(options) - known:
             msg = (
                 f"option {sorted(set(options) - known)[0]!r} is not allowed; it has to be one of"

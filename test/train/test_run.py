@@ -225,3 +225,23 @@ def test_given_what_cannot_be_trained_when_asked_for_then_it_is_refused_before_a
     assert result.exit_code == 2, result.output
     assert re.search(says, " ".join(result.output.split()))
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("model", ["detector", "planner", "lidar"])
+def test_given_a_gpu_when_a_tier_is_trained_there_then_its_weights_run_on_the_cpu(model, tmp_path):
+    pytest.importorskip("plotly", reason="training draws its curves")
+    asked = ("-o", tmp_path, "--models", model, *FAST, "--device", "cuda", "--loaders", "1")
+    result = run(*asked)
+    assert result.exit_code == 0, result.output
+    assert "on cuda:0" in " ".join(result.output.split())
+    figures = json.loads((tmp_path / f"{model}.json").read_text())
+    (point,) = figures["tiers"]["fast"]["curve"]
+    assert all(map(math.isfinite, point))
+    weights = load_file(tmp_path / f"{model}.safetensors")
+    assert all(tensor.device.type == "cpu" and torch.isfinite(tensor).all() for tensor in weights.values())
+    if model == "detector":
+        adapter = CameraAdapter({"weights": str(tmp_path / "detector.safetensors")}, torch.device("cpu"))
+        with torch.inference_mode():
+            outputs = adapter.build("fast")(*adapter.example_inputs("fast"))
+        assert torch.isfinite(outputs).all()

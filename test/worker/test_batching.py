@@ -182,7 +182,7 @@ def batching(node):
     assert isinstance(found, Ready)
     said = [each for each in node.told() if isinstance(each, Remark)]
     why = found.batching.refusal
-    assert [each.text.endswith(f"together than asked for: {why}") for each in said] == [True] * bool(why)
+    assert [each.text.endswith(f"together than batch allows: {why}") for each in said] == [True] * bool(why)
     return found, [each.text for each in said if each.alert]
 
 
@@ -321,7 +321,7 @@ def test_given_a_model_that_mixes_frames_when_started_then_batches_are_refused_a
     assert found.batching.most == 1
     assert found.batching.refusal.startswith("tier full takes 1 at most: ")
     assert MIXING[does][1] in found.batching.refusal
-    said = "fewer frames of several streams run together than asked for"
+    said = "fewer frames of several streams run together than batch allows"
     assert alerts == [f"{said}: {found.batching.refusal}"]
     with pytest.raises(ConfigError, match="tested.batch is 4; it has to be 1, or auto: tier full takes 1"):
         batching(open_node("Mixing", options={"does": does}, batch_strict=True))

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from torchperf_ros.api.errors import ProtocolError
-from torchperf_ros.workers.compile_process import CompileProcess
+from torchperf_ros.workers.compile_process import AGAIN, CompileProcess
 
 from ..stage.conftest import PATIENCE_S, wait_until
 
@@ -224,6 +224,18 @@ def test_given_the_compiler_itself_when_it_works_then_it_does_so_at_its_priority
     job = job_of(modules, "    say('nice', nice=os.getpriority(os.PRIO_PROCESS, 0))\n")
     with contextlib.closing(CompileProcess(job, background=background)) as process:
         assert list(process.messages(PATIENCE_S)) == [{"kind": "nice", "nice": nice}]
+
+
+def test_given_the_compiler_itself_when_a_capture_fails_and_that_is_kept_then_its_last_word_is_to_go_on(
+    modules,
+):
+    capture = (
+        "    from torchperf_ros.engines.graph import CaptureFailed\n"
+        "    error = CaptureFailed('it cannot be captured')\n"
+        "    error.is_known = True\n    raise error\n"
+    )
+    with contextlib.closing(CompileProcess(job_of(modules, capture), background=False)) as process:
+        assert list(process.messages(PATIENCE_S)) == [{"kind": AGAIN, "text": "it cannot be captured"}]
 
 
 def test_given_a_parent_that_is_killed_when_it_compiles_then_the_process_dies_with_it(modules):

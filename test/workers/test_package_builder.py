@@ -84,3 +84,24 @@ def test_given_a_process_that_dies_when_listened_to_then_its_last_words_are_told
     assert told == ["the pretend process ended by exit status 1\nFatal"]
     builder.want(["full"])  # which was tried
     assert builder.news is None
+
+
+def test_given_a_process_that_ends_for_what_it_has_found_out_when_listened_to_then_the_job_goes_on_in_the_next(
+    build, tmp_path
+):
+    """A capture that fails leaves torch unusable; the next process knows of it and does not try."""
+    known = tmp_path / "known"
+    builder, told, process = build(
+        "import json\n"
+        "def say(**message):\n    os.write(news, json.dumps(message).encode() + b'\\n')\n"
+        f"if not os.path.exists({str(known)!r}):\n"
+        f"    open({str(known)!r}, 'w').close()\n"
+        "    say(kind='again', text='it cannot be captured')\n"
+        "    os._exit(1)\n"
+        "say(kind='tier', tier='full', number=1, step='loading')\n"
+        "say(kind='built', tier='full')\n"
+    )
+    wait_until(lambda: listen(builder) or told, lambda: "the next process's package")
+    assert told == ["full"]
+    wait_until(lambda: listen(builder) or builder.process is None, lambda: "its end")
+    assert (told, builder.progress) == (["full"], "")

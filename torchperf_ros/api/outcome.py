@@ -66,3 +66,6 @@ class Health(_Worded):
     NOMINAL = 2
     DEGRADED = 3
     SAFE_STOP = 4
+
+
+WORST_FIRST: Final = (Health.SAFE_STOP, Health.STARTING, Health.DEGRADED, Health.WAITING, Health.NOMINAL)

@@ -1,6 +1,6 @@
 """Entry of the process that compiles.
 
-Builds packages, or does another job. The job is a JSON object on stdin.
+Builds packages, or does another job. The job is a JSON object on stdin, in one line.
 
     python -m torchperf_ros.engines.compile_main NEWS        (descriptor for one JSON object per line)
 
@@ -21,6 +21,7 @@ import sys
 import traceback
 
 from torchperf_ros.api.errors import TorchperfError
+from torchperf_ros.workers.compile_process import AGAIN
 from torchperf_ros.workers.package_cache import compile_in, use_compiler_cache
 from torchperf_ros.workers.process_setup import detach_from_node
 
@@ -34,7 +35,7 @@ def main() -> int:
     # Standard output is the adapter's to print to.
     news = os.fdopen(int(sys.argv[1]), "w", buffering=1, encoding="utf-8")
     os.set_inheritable(news.fileno(), False)
-    job = json.load(sys.stdin)
+    job = json.loads(sys.stdin.readline())
 
     def say(kind: str, **fields: object) -> None:
         news.write(json.dumps({"kind": kind, **fields}) + "\n")
@@ -59,6 +60,10 @@ def main() -> int:
         gc.enable()
         return 0 if work.do_job(job, say) else 1
     except TorchperfError as error:
+        if getattr(error, "is_known", False):  # of a capture: the next process knows of it
+            say(AGAIN, text=str(error))
+            news.flush()
+            os._exit(1)
         say("failed", tier=", ".join(job["tiers"]), text=str(error), unusable=True)
     except (Exception, SystemExit) as error:  # the process's boundary; a user's adapter may call exit()
         text = f"{type(error).__name__}: {error}"

@@ -6,7 +6,7 @@ file; those that build it into a file first derive from `PackageEngine`. `engine
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -14,10 +14,10 @@ import torch
 
 from torchperf_ros.api.errors import ConfigError, TorchperfError
 from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs
+from torchperf_ros.engines.graph import CaptureRecord, GraphReplay
 from torchperf_ros.engines.model_transforms import in_precision, matrix_precision, transform
 from torchperf_ros.engines.parity import DynamicDims
-from torchperf_ros.engines.stopwatch import no_garbage_collection
-from torchperf_ros.settings.build_options import INT8_STATIC, STATIC_ENGINE, BuildOptions
+from torchperf_ros.settings.build_options import GRAPH, INT8_STATIC, STATIC_ENGINE, BuildOptions
 from torchperf_ros.settings.shape_options import MOST_SHAPES
 from torchperf_ros.workers.package_cache import unquoted_path
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from torchperf_ros.engines.package import Package
 
 _MOST_GRAPHS = 8 * MOST_SHAPES
-_CAPTURE_WARM_UP_RUNS = 3
 
 
 class EngineUnavailable(TorchperfError):
@@ -41,6 +40,7 @@ class Runner:
         cache_hits: graphs that came out of the compiler's own cache on disk.
         static: it takes the example's shapes only, and does not notice others: it would give wrong results.
         package: what it was loaded from, where that is kept on disk.
+        captured: its CUDA graphs, which is then what `call` is; they capture more sizes.
     """
 
     call: Call
@@ -50,6 +50,7 @@ class Runner:
     compile_s: float = 0.0
     static: bool = False
     package: "Package | None" = None
+    captured: GraphReplay | None = None
 
 
 class Engine(ABC):
@@ -73,19 +74,28 @@ class Engine(ABC):
             raise EngineUnavailable(why)
 
 
-def finished(runner: Runner, options: BuildOptions, example: Inputs, device: torch.device) -> Runner:
+def finished(
+    runner: Runner,
+    options: BuildOptions,
+    example: Inputs,
+    device: torch.device,
+    record: CaptureRecord | None = None,
+) -> Runner:
     """The runner with what concerns CUDA only: tf32, and one graph of all its kernels.
+
+    The `record` keeps whether it can be captured.
 
     Raises:
         ConfigError: a graph is asked for on another device.
+        CaptureFailed: this process has to end.
     """
-    if options.cuda_graphs and options.engine != Compile.name:  # which captures its own
-        if device.type != "cuda":
-            raise ConfigError(f"parameter cuda_graphs: true is for CUDA; the device here is {device}")
-        with matrix_precision(options.precision, device):
-            return replace(runner, call=GraphReplay(runner.call, example))
-    tf32 = options.precision == "tf32"
-    return replace(runner, call=in_precision(runner.call, "tf32", device)) if tf32 else runner
+    call = in_precision(runner.call, "tf32", device) if options.precision == "tf32" else runner.call
+    if not options.is_captured:
+        return replace(runner, call=call)
+    if device.type != "cuda":
+        raise ConfigError(f"parameter cuda_graphs: true is for CUDA; the device here is {device}")
+    captured = GraphReplay(call, example, record)
+    return replace(runner, call=captured, captured=captured)
 
 
 class Eager(Engine):
@@ -99,6 +109,17 @@ class Eager(Engine):
     def prepare(self, tier: BuiltTier, options: BuildOptions) -> Runner:
         with torch.inference_mode(mode=False):
             return Runner(transform(tier.model, options, tier.device, tier.example))
+
+
+class CapturedEager(Eager):
+    """Eager in CUDA graphs, for sizes that do not vary: `finished` captures what it prepares."""
+
+    name = GRAPH
+
+    def why_not(self, options: BuildOptions, dynamic_dims: DynamicDims, device: torch.device) -> str:
+        if device.type != "cuda":
+            return f"engine {GRAPH} runs on cuda; the device here is {device}"
+        return ""
 
 
 class Compile(Engine):
@@ -233,62 +254,3 @@ class InParts:
             for (attributes, _), own in zip(self._forwards, self._own, strict=True):
                 attributes.pop("forward", None)
                 attributes.update(own)
-
-
-class CaptureFailed(TorchperfError):
-    """A model cannot be captured as a CUDA graph.
-
-    This process has to end, and the next one to do without graphs.
-
-    torch leaves the capture's stream as the current one, and its allocator counts a capture that never
-    ends: later calls, such as `torch.cuda.empty_cache`, raise (pytorch/pytorch pull requests 180395 and
-    190308).
-    """
-
-
-class GraphReplay:
-    """Replays a model on inputs of the shapes that it was captured with.
-
-    On others it calls the model itself.
-
-    The outputs are the graph's own memory: the next call writes to them (CUDA graphs, PyTorch notes on CUDA
-    semantics). A model that waits for the device, or changes what it does with the values of its inputs,
-    cannot be captured.
-    """
-
-    def __init__(self, call: Call, example: Inputs) -> None:
-        """Warm up and capture a model on the device, with the shapes of the example, or raise `CaptureFailed`."""
-        self._call = call  # kept, as the graph holds only addresses of its weights and kernels
-        self._inputs = tuple(tensor.clone() for tensor in example)
-        self._replay, self._outputs = _capture(call, self._inputs)
-
-    def __call__(self, *inputs: torch.Tensor) -> Any:  # noqa: ANN401 - a model may return anything
-        pairs = list(zip(self._inputs, inputs, strict=True))
-        if any(kept.shape != given.shape or kept.dtype != given.dtype for kept, given in pairs):
-            return self._call(*inputs)
-        for kept, given in pairs:
-            kept.copy_(given, non_blocking=True)
-        self._replay()
-        return self._outputs
-
-
-def _capture(call: Call, inputs: Inputs) -> tuple[Callable[[], object], Any]:
-    device = inputs[0].device
-    caller, side = torch.cuda.current_stream(device), torch.cuda.Stream(device)
-    side.wait_stream(caller)
-    with torch.cuda.stream(side):
-        for _ in range(_CAPTURE_WARM_UP_RUNS):
-            call(*inputs)
-    caller.wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    try:
-        # what the collector frees may call the driver, which ends a capture; so may other threads, hence
-        # the mode
-        with no_garbage_collection(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            outputs = call(*inputs)
-    except Exception as error:
-        torch.cuda.set_stream(caller)
-        raise CaptureFailed(
-            f"it cannot be captured as a CUDA graph: {type(error).__name__}: {error}".splitlines()[0]
-        ) from error
-    return graph.replay, outputs

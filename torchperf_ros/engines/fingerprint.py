@@ -42,7 +42,15 @@ _KNOWN: Final = sys.stdlib_module_names | {
     "triton",
 }  # their versions count, and parity is checked
 _OURS, _OUR_MODELS = "torchperf_ros", "torchperf_ros.models"
-_INSTALLED: Final = tuple(f"{folder}/" for folder in (*site.getsitepackages(), site.getusersitepackages()))
+# Beside torch, and Debian's, lie libraries as well, also where this Python's own folder is another one. A folder of
+# that name elsewhere may be a workspace's, whose files change without their version.
+_LIBRARIES: Final = (
+    *site.getsitepackages(),
+    site.getusersitepackages(),
+    str(Path(torch.__file__).parents[1]),
+    *(folder for folder in sys.path if folder.endswith("/dist-packages")),
+)
+_INSTALLED: Final = tuple(f"{folder}/" for folder in dict.fromkeys(_LIBRARIES))
 _USUAL: tuple[str, ...] = tuple(next(one.default for one in STAGE_PARAMETERS if one.name == "tiers"))
 _HOOKS: Final = ("_forward_pre_hooks", "_forward_hooks")
 _OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
@@ -281,11 +289,21 @@ def _sources(roots: Iterable[str]) -> list[str]:
 
 
 def _file_of(name: str) -> Path | None:
-    file = getattr(sys.modules.get(name), "__file__", None)
-    if name not in sys.modules:
+    """The file of a module, without importing it or what it lies in."""
+    if name in sys.modules:
+        file = getattr(sys.modules[name], "__file__", None)
+        return Path(file) if file and Path(file).is_file() else None
+    package, _, own = name.rpartition(".")
+    if not package:
         with contextlib.suppress(ImportError, ValueError, AttributeError):
             file = getattr(importlib.util.find_spec(name), "origin", None)
-    return Path(file) if file and Path(file).is_file() else None
+            return Path(file) if file and Path(file).is_file() else None
+        return None
+    within = _file_of(package)
+    if within is None or within.stem != "__init__":
+        return None
+    candidates = (within.parent / own / "__init__.py", within.parent / f"{own}.py")
+    return next((file for file in candidates if file.is_file()), None)
 
 
 def _imports(source: bytes, package: str) -> Iterator[str]:

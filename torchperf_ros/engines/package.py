@@ -1,7 +1,6 @@
 """The layer Package: a model that was built into a file, with its manifest, and what may be loaded of it.
 
-It also has the table of all engines, and how `auto` chooses between those that build packages. An engine `graph`
-(eager inside of a CUDA graph) belongs into `IN_PROCESS`; `candidates_of` is where `auto` decides what it times.
+It also has the table of all engines, and how `auto` chooses between them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,14 +12,15 @@ import torch
 from torchperf_ros.api.errors import one_line
 from torchperf_ros.engines.aoti import Aoti
 from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs
-from torchperf_ros.engines.engine import Compile, Eager, Engine, Runner, finished
+from torchperf_ros.engines.engine import CapturedEager, Compile, Eager, Engine, Runner, finished
 from torchperf_ros.engines.fingerprint import declared_dims, identify, machine_facts
+from torchperf_ros.engines.graph import CaptureRecord
 from torchperf_ros.engines.library_engines import OnnxRuntime, OpenVino, TensorRt
 from torchperf_ros.engines.outputs import signature_of, tensors_in
 from torchperf_ros.engines.package_engine import PackageEngine
 from torchperf_ros.engines.parity import DynamicDims, Parity, random_inputs, same
 from torchperf_ros.engines.stopwatch import time_interleaved
-from torchperf_ros.settings.build_options import BuildOptions
+from torchperf_ros.settings.build_options import GRAPH, GRAPH_MODE, OF_PARTS, BuildOptions
 from torchperf_ros.workers.engine_choice import EngineChoice, choose_engine
 from torchperf_ros.workers.package_cache import find_package
 from torchperf_ros.workers.package_manifest import (
@@ -37,7 +37,7 @@ ENGINES: dict[str, PackageEngine] = {
     engine.name: engine for engine in (Aoti(), OnnxRuntime(), OpenVino(), TensorRt())
 }
 # Those that run the model itself.
-IN_PROCESS: dict[str, Engine] = {engine.name: engine for engine in (Eager(), Compile())}
+IN_PROCESS: dict[str, Engine] = {engine.name: engine for engine in (Eager(), CapturedEager(), Compile())}
 
 # A camera's pace: between two frames caches go cold, and threads that wait for work go to sleep.
 _PACE_S = 1 / 30
@@ -159,32 +159,52 @@ def _try(path: Path, call: Call, example: Inputs) -> None:
         raise PackageError(f"package {path} gives the same outputs for different inputs")
 
 
-def make_runner(tier: BuiltTier, options: BuildOptions) -> Runner:
+def make_runner(tier: BuiltTier, options: BuildOptions, record: CaptureRecord | None = None) -> Runner:
     """Make a model ready to run, which stays as it is; compiled engines take 10 s and more.
 
-    The tier's `dims` are the adapter's.
+    The tier's `dims` are the adapter's. The `record` keeps whether it can be captured, where that is asked for.
 
     Raises:
         ConfigError: an option that cannot be used here.
         EngineUnavailable: the engine cannot run this here.
+        CaptureFailed: it cannot be captured, and this process has to end.
         Exception: the error of torch or the library, which cannot compile the model.
     """
     tier = tier.narrowed(options)
     engine = IN_PROCESS.get(options.engine) or ENGINES[options.engine]
     engine.check(options, tier.dims, tier.device)
-    return finished(engine.prepare(tier, options), options, tier.example, tier.device)
+    return finished(engine.prepare(tier, options), options, tier.example, tier.device, record)
 
 
-def candidates_of(tier: BuiltTier, options: BuildOptions) -> tuple[list[PackageEngine], Identity]:
-    """The installed engines that can do here what the options ask for, and the identity of a choice of them."""
-    engines = [engine for engine in ENGINES.values() if not engine.why_not(options, tier.dims, tier.device)]
-    return engines, identify(tier, options, ", ".join(engine.version or engine.name for engine in engines))
+def ways_of(tier: BuiltTier, options: BuildOptions) -> tuple[dict[str, BuildOptions], Identity]:
+    """The ways to run a model here out of which `auto` chooses, beside eager, by name; and what a choice is kept under.
+
+    On CUDA each of them is also captured as a graph, eager among them.
+    """
+    is_cuda = tier.device.type == "cuda"
+    plain = replace(options, cuda_graphs=False) if is_cuda else options
+    packages = {name: plain.with_engine(name) for name in ENGINES}
+    ways = {name: each for name, each in packages.items() if _can(each, tier)}
+    library = ", ".join(ENGINES[name].version or name for name in ways)
+    if is_cuda:
+        library += ", graphs"
+        captured = {f"{name} cuda_graphs": replace(each, cuda_graphs=True) for name, each in ways.items()}
+        ways |= {name: each for name, each in captured.items() if _can(each, tier)}
+        if not tier.dims:
+            ways[GRAPH] = plain.with_engine(GRAPH)
+            ways[f"compile {GRAPH_MODE}"] = replace(plain.with_engine(OF_PARTS), mode=GRAPH_MODE)
+    return ways, identify(tier, options, library)
 
 
-def identity_of(identity: Identity, engine: PackageEngine) -> Identity:
-    """The identity of an engine's package, from that of the choice: the model is hashed once."""
-    options = BuildOptions(**identity.options).with_engine(engine.name)
-    return replace(identity, options=options.as_identity(), library=engine.version)
+def _can(options: BuildOptions, tier: BuiltTier) -> bool:
+    return not ENGINES[options.engine].why_not(options, tier.dims, tier.device)
+
+
+def identity_of(identity: Identity, engine: str) -> Identity:
+    """What an engine's package, or its capture, is kept under, from that of the choice: the model is hashed once."""
+    options = BuildOptions(**identity.options).with_engine(engine)
+    library = ENGINES[engine].version if engine in ENGINES else ""
+    return replace(identity, options=options.as_identity(), library=library)
 
 
 def compare(

@@ -27,19 +27,20 @@ from torchperf_ros.engines.built_tier import (
 from torchperf_ros.engines.device import Device, choose_device
 from torchperf_ros.engines.engine import EngineUnavailable, Runner, finished
 from torchperf_ros.engines.fingerprint import changing_weights, identify, tiers_of
+from torchperf_ros.engines.graph import CaptureFailed, CaptureRecord
 from torchperf_ros.engines.outputs import signature_of
 from torchperf_ros.engines.package import (
     ENGINES,
     Package,
-    candidates_of,
     compare,
     identity_of,
     make_runner,
     users_package,
+    ways_of,
 )
 from torchperf_ros.engines.parity import check_engine
 from torchperf_ros.engines.stopwatch import no_garbage_collection, time_interleaved
-from torchperf_ros.settings.build_options import AUTO, INT8_STATIC, PACKAGE_SUFFIXES, BuildOptions
+from torchperf_ros.settings.build_options import AUTO, INT8_STATIC, OF_PARTS, PACKAGE_SUFFIXES, BuildOptions
 from torchperf_ros.workers.engine_choice import EAGER, EngineChoice
 from torchperf_ros.workers.package_cache import PackageCache, open_cache
 from torchperf_ros.workers.package_manifest import (
@@ -60,7 +61,8 @@ _BRIEFLY = (5, 20)
 def do_job(job: Mapping[str, Any], say: Callable[..., None]) -> bool:
     """Build every tier of a job, see `compile_main`.
 
-    Returns whether all are there now; a `TorchperfError` if none can be.
+    Returns whether all are there now; a `TorchperfError` if none can be, a `CaptureFailed` if this process has to end
+    and the next one may go on.
     """
     device = Device(choose_device(job["device"]), job["threads"]).device
     adapter = open_adapter(job["adapter"], job["options"], device)
@@ -89,6 +91,8 @@ def do_job(job: Mapping[str, Any], say: Callable[..., None]) -> bool:
                 say("planned", tier=name, text=build.plan())
             else:
                 say("built", tier=name, **asdict(build.store()))
+        except CaptureFailed:
+            raise
         # One tier's boundary: the compiler's errors are of every kind.
         except (Exception, SystemExit) as error:
             good, text = False, one_line(error)
@@ -116,12 +120,16 @@ def _tier_of(
 
 @dataclass(frozen=True)
 class _Stored:
-    """Package and manifest, "" and None for eager; whether they are new; how engine auto has chosen, in words."""
+    """Package and manifest, "" and None where none is needed, and whether they are new.
+
+    Of engine auto also how it has chosen, in words, and which way.
+    """
 
     package: str
     manifest: Manifest | None
     new: bool
     choice: str = ""
+    engine: str = ""
 
 
 @dataclass(frozen=True)
@@ -240,17 +248,17 @@ def _timed(tier: BuiltTier, call: Call, inputs: Inputs, rounds: tuple[int, int])
 
 
 class _ChoiceBuild:
-    """One tier for engine auto: a package of every engine that can run it, and the choice between them."""
+    """One tier for engine auto: a package of every engine that can run it, and the choice between all ways."""
 
     def __init__(self, work: _Work) -> None:
         self._work = work
-        self._engines, self._identity = candidates_of(work.tier, work.options)
+        self._ways, self._identity = ways_of(work.tier, work.options)
 
     def plan(self) -> str:
         if stored := self._found():
             again = "; it would be chosen again" if self._work.force else ""
-            return f"is there: {stored.package or EAGER}: {stored.choice}{again}"
-        return f"would be chosen out of {', '.join(engine.name for engine in self._engines)} and {EAGER}"
+            return f"is there: {stored.package or stored.engine}: {stored.choice}{again}"
+        return f"would be chosen out of {', '.join(self._ways)} and {EAGER}"
 
     def store(self) -> _Stored:
         with self._work.cache.building(self._identity, "choice"):
@@ -273,34 +281,41 @@ class _ChoiceBuild:
         return None if choice is None else self._stored(choice, new=False)
 
     def _stored(self, choice: EngineChoice, *, new: bool) -> _Stored | None:
-        if self._engines and set(choice.timings_ms) == {EAGER}:
+        if self._ways and set(choice.timings_ms) == {EAGER}:
             why = "; ".join(f"{name}: {text}" for name, text in choice.left_out.items())
             raise EngineUnavailable(f"no engine can run it: {why}")
-        if choice.engine == EAGER:
-            return _Stored("", None, new, choice.words)
-        identity = identity_of(self._identity, ENGINES[choice.engine])
+        options = self._ways.get(choice.engine)
+        if options is None or options.engine not in ENGINES:
+            return _Stored("", None, new, choice.words, choice.engine)
+        identity = identity_of(self._identity, options.engine)
         path = self._work.cache.path(identity)
         try:
-            return _Stored(str(path), check_package(path, identity), new, choice.words)
+            return _Stored(str(path), check_package(path, identity), new, choice.words, choice.engine)
         except PackageError:
             return None
 
     def _choose(self) -> _Stored:
-        work, tier, left_out = self._work, self._work.tier, {}
-        calls = {EAGER: make_runner(tier, replace(work.options, engine=EAGER)).call}
-        for engine in self._engines:
-            of_one = replace(work, options=work.options.with_engine(engine.name))
-            identity = identity_of(self._identity, engine)
+        work, tier = self._work, self._work.tier
+        eager = replace(work.options, engine=EAGER)
+        if tier.device.type == "cuda":
+            eager = replace(eager, cuda_graphs=False)
+        if work.force:  # should this process have to end before it has chosen
+            work.cache.forget_choice(self._identity)
+        calls, left_out = {EAGER: make_runner(tier, eager).call}, dict[str, str]()
+        packages: dict[str, Package] = {}
+        # What is captured comes last: where that fails, this process has to end, and the packages are there.
+        for name, options in sorted(self._ways.items(), key=lambda way: way[1].is_captured):
             try:
-                stored = _PackageBuild(of_one, identity).store()
-                package = Package(Path(stored.package), identity.key, stored.manifest)
-                with torch.inference_mode():
-                    runner = finished(
-                        package.runner(tier.device), of_one.options, tier.example, tier.device
-                    )
-                calls[engine.name] = runner.call
+                if options.engine in ENGINES and not options.is_captured:
+                    packages[name] = self._package(options)
+                # Where there is a package, torch.compile makes the same kernels, for as long as a process lasts.
+                if options.engine == OF_PARTS and packages:
+                    continue
+                calls[name] = self._call(options, packages.get(options.engine))
+            except CaptureFailed:
+                raise
             except Exception as error:  # the libraries' boundary: what one cannot take is for another
-                left_out[engine.name] = one_line(error)
+                left_out[name] = one_line(error)
         work.step("choosing between " + ", ".join(calls))
         with torch.inference_mode():
             choice = compare(calls, tuple(tensor.clone() for tensor in tier.example), tier.device, left_out)
@@ -310,6 +325,43 @@ class _ChoiceBuild:
             mib = work.job.get("cache_mib")
             raise ConfigError(f"the package of {choice.engine} is gone again: cache_mib {mib} is too small")
         return chosen
+
+    def _package(self, options: BuildOptions) -> Package:
+        identity = identity_of(self._identity, options.engine)
+        stored = _PackageBuild(replace(self._work, options=options), identity).store()
+        return Package(Path(stored.package), identity.key, stored.manifest)
+
+    def _call(self, options: BuildOptions, package: Package | None) -> Call:
+        """What runs a way; one that no build has checked is compared with eager.
+
+        Raises:
+            EngineUnavailable: its package could not be built, or an earlier process failed to capture it.
+            CaptureFailed: it cannot be captured, which is kept; this process has to end.
+        """
+        tier, record = self._work.tier, None
+        if options.is_captured:
+            record = CaptureRecord(self._work.cache, identity_of(self._identity, options.engine))
+            if why := record.why_not():
+                raise EngineUnavailable(why)
+            self._work.step(f"{options.engine}: capturing")
+        with torch.inference_mode():
+            if package is not None:
+                found = finished(package.runner(tier.device), options, tier.example, tier.device, record)
+            elif options.engine in ENGINES:
+                raise EngineUnavailable(f"there is no package of {options.engine}")
+            else:
+                found = make_runner(tier, options, record)
+            if options.is_captured or package is None:
+                check_engine(
+                    tier.model,
+                    found.call,
+                    tier.example,
+                    {},
+                    options.precision,
+                    seeds=2,
+                    scoring=tier.scoring,
+                )
+        return found.call
 
 
 def peak_memory_bytes(device: torch.device) -> int:

@@ -12,6 +12,7 @@ import torch
 
 from torchperf_ros.api.errors import BadInput, TorchperfError, one_line
 from torchperf_ros.engines.built_tier import Call, Inputs
+from torchperf_ros.engines.graph import CaptureFailed
 from torchperf_ros.engines.outputs import shapes_of
 from torchperf_ros.engines.parity import DynamicDims, Parity, ParityError, check, memory_format, random_like
 from torchperf_ros.settings.shape_options import (
@@ -80,13 +81,15 @@ class ShapeRunner:
         unpad: Unpad = lambda outputs, _: outputs,
         dynamic_engine: bool = False,
         static: bool = False,
+        capture: Callable[[Inputs], None] | None = None,
     ) -> None:
         """Take an engine and what it stands in for; nothing is run yet.
 
         `eager` is the model itself: the reference, and the answer to every miss. Without it, where there
         is only a package, nothing is compared or padded, and a miss raises `BadInput`. A `dynamic_engine`
         runs every size in `dynamic_dims` without being compiled again; a `static` one takes the example's
-        shapes only, and what else is asked for is noted. `unpad` cuts the outputs of padded inputs. The
+        shapes only, and what else is asked for is noted. `capture` makes a
+        CUDA graph of one size more. `unpad` cuts the outputs of padded inputs. The
         `precision` decides how far results may be from eager's, with what is `known` of the engine, see
         `check`.
 
@@ -96,7 +99,7 @@ class ShapeRunner:
         """
         self._run, self._eager, self._check = run, eager, partial(check, precision=precision, known=known)
         self._example, self._usual = example, shapes_of(example)
-        self._dynamic_engine, self._unpad = dynamic_engine, unpad
+        self._dynamic_engine, self._unpad, self._capture = dynamic_engine, unpad, capture
         self._axes = axes_of(dynamic_dims, self._usual)
         self.notes: list[str] = []
         self.hits = self.misses = 0
@@ -165,6 +168,7 @@ class ShapeRunner:
 
         Raises:
             ParityError: not even the example's results are eager's.
+            CaptureFailed: a size cannot be captured; this process has to end.
         """
         for policy in {"bucket": ("bucket", "dynamic"), "dynamic": ("dynamic",)}.get(
             self._options.policy, ()
@@ -172,6 +176,8 @@ class ShapeRunner:
             before = len(self.notes)
             try:
                 self._prepare(policy)
+            except CaptureFailed:
+                raise
             except Exception as error:  # the user's model runs here, on sizes that it may not take
                 self.notes[before:] = [f"shapes: the policy {policy} cannot be used: {one_line(error)}"]
             else:
@@ -204,6 +210,8 @@ class ShapeRunner:
         for shapes in (each for each in self.shapes if each not in buckets):
             try:
                 self._warm_up(shapes)
+            except CaptureFailed:
+                raise
             except Exception as error:  # the user's model runs here, on sizes that it may not take
                 if shapes == self._usual:
                     raise
@@ -211,7 +219,7 @@ class ShapeRunner:
                     f"common_shapes: {format_shapes(shapes)!r} is left to eager: {one_line(error)}"
                 )
         for shapes in _dynamic_draws(self._usual, self._axes) if policy == "dynamic" else ():
-            self._warm_up(shapes)
+            self._warm_up(shapes, keep=False)
         # The first and the last of them, and some evenly between.
         compared = [*buckets[:: -(-len(buckets) // _COMPARED) or 1], *buckets[-1:]]
         for bucket in buckets:
@@ -222,9 +230,12 @@ class ShapeRunner:
     def _bucket(self, shapes: Shapes) -> Shapes:
         return bucket_of(shapes, self._axes, self._options.bucket_width)
 
-    def _warm_up(self, shapes: Shapes, *, compare: bool = True) -> None:
+    def _warm_up(self, shapes: Shapes, *, compare: bool = True, keep: bool = True) -> None:
+        """Run inputs of these shapes, and compare; where frames will have them, they are to `keep`."""
         for seed in range(_WARM_UP_RUNS):
             inputs = draw(self._example, shapes, seed)
+            if self._capture and keep:
+                self._capture(inputs)
             found = self._run_held(shapes, shapes, *inputs)
         if self._eager and compare:
             self._check(self._eager(*inputs), found)

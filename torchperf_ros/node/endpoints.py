@@ -4,6 +4,7 @@ Message classes and names of topics, publishers, and the endpoints of its stages
 """
 
 import functools
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -15,11 +16,11 @@ from rclpy.topic_endpoint_info import TopicEndpointInfo
 
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.api.messages import has_header
-from torchperf_ros.node.ring_subscription import RingSubscription, Taker
+from torchperf_ros.node.ring_subscription import Receiver, RingSubscription, Taker
 from torchperf_ros.observe.ros_types import HEARD_QOS, ros_message_class
 from torchperf_ros.stage.frame import Frame
 from torchperf_ros.stage.hooks import Instead
-from torchperf_ros.stage.stage import Stage, StageInput, refuse_one_topic
+from torchperf_ros.stage.stage import Stage, StageInput, makers, refuse_one_topic
 
 if TYPE_CHECKING:
     from torchperf_ros.observe.recorder.recording import (
@@ -121,7 +122,7 @@ class Endpoints:
         self._followers: list[list[StageInput]] = [[] for _ in range(stages)]
         self._carried: set[str] = set()
         self._subscriptions: list[Subscription] = []
-        self._waitables: list[RingSubscription] = []
+        self._receiver: Receiver | None = None
 
     def connect(
         self, stages: Sequence[Stage], taker: Taker | None, no_taker: Callable[[str], None]
@@ -132,16 +133,17 @@ class Endpoints:
         with the reason.
 
         Raises:
-            ConfigError: no topic can be called so.
+            ConfigError: no topic can be called so, or two stages publish one, or two streams take one.
             UnknownMessageType: a message's package is not installed.
         """
-        made_by = {resolved(self._node, stage.config.output): index for index, stage in enumerate(stages)}
+        made_by = makers(stages, functools.partial(resolved, self._node))
         every = [stage_inputs(self._node, stage) for stage in stages]
         refuse_one_topic([source for sources in every for source in sources])
         self._carried = {
             *made_by,
             *(source.topic for sources in every for source in sources if source.index >= 0),
         }
+        triggers = []
         for index, (stage, sources) in enumerate(zip(stages, every, strict=True)):
             if (description := stage.pool.description) is not None:
                 kind = ros_message_class(description.output)
@@ -155,9 +157,15 @@ class Endpoints:
                     continue
                 subscription = self._subscribe(source)
                 if taker is not None and source.index == 0:
-                    self._waitables.append(
-                        RingSubscription(self._node, subscription, taker, stage.slot, no_taker)
-                    )
+                    triggers.append(RingSubscription(self._node, subscription, taker, stage.slot, no_taker))
+        if triggers:
+            self._receiver = Receiver(self._node.context, triggers, self._say_failure)
+
+    def _say_failure(self) -> None:
+        self._node.get_logger().error(
+            f"a trigger could not be handed to its stage:\n{traceback.format_exc()}",
+            throttle_duration_sec=1.0,
+        )
 
     def _subscribe(self, source: StageInput) -> Subscription:
         """A raw subscription: the message stays bytes on its way through the node."""
@@ -216,11 +224,11 @@ class Endpoints:
 
     def take_no_more(self) -> None:
         """End all subscriptions, before the stages stop."""
-        for waitable in self._waitables:
-            self._node.remove_waitable(waitable)
+        if self._receiver is not None:
+            self._receiver.close()
         for subscription in self._subscriptions:
             self._node.destroy_subscription(subscription)
-        self._waitables, self._subscriptions = [], []
+        self._receiver, self._subscriptions = None, []
 
     def close(self) -> None:
         """End the publishers, after the stages."""

@@ -17,7 +17,7 @@ from rclpy.publisher import Publisher
 
 from torchperf_ros.api.alert import Alert, Level
 from torchperf_ros.api.clock import NS_PER_S, monotonic_ns
-from torchperf_ros.api.outcome import Health
+from torchperf_ros.api.outcome import WORST_FIRST, Health
 from torchperf_ros.node.alert_publisher import AlertPublisher
 from torchperf_ros.node.emergency_lane import EmergencyLane
 from torchperf_ros.node.endpoints import OUTPUT_QOS, resolved
@@ -35,7 +35,6 @@ _EVERY_S = 1.0
 _CANDIDATES_EVERY = 10  # reports
 _MOST_ALERTS = 16
 _UNSAID = frozenset({"kind", "problem"})
-_WORST_FIRST = (Health.SAFE_STOP, Health.STARTING, Health.DEGRADED, Health.WAITING, Health.NOMINAL)
 
 
 @dataclass(frozen=True)
@@ -263,7 +262,7 @@ class Reporter:
         state = self._lifecycle_state()
         values = {"lifecycle": state, "pid": str(os.getpid()), "rss_mib": f"{rss_bytes / (1 << 20):.3f}"}
         values |= self._memory_watch.values(NODE)
-        health = next((health for health in _WORST_FIRST if health in healths), None)
+        health = next((health for health in WORST_FIRST if health in healths), None)
         for alert in self.alert_publisher.open[:_MOST_ALERTS]:  # for who joins after they were published
             values[f"alert {alert.name}"] = f"{alert.level.name} {alert.message}"
         values["findings_lost"] = str(self.alert_publisher.findings_lost)

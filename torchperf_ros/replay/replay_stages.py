@@ -20,7 +20,7 @@ from torchperf_ros.settings.config import NodeConfig, StageConfig
 from torchperf_ros.stage.frame import Frame
 from torchperf_ros.stage.hooks import StageMachinery, StagePorts
 from torchperf_ros.stage.right_of_way import set_right_of_way
-from torchperf_ros.stage.stage import Stage, StageInput, beside, refuse_one_topic
+from torchperf_ros.stage.stage import Stage, StageInput, beside, makers, refuse_one_topic
 from torchperf_ros.workers.worker_setup import worker_setup
 
 _POLL_S: Final = 0.005
@@ -116,7 +116,7 @@ class ReplayStages:
         Raises:
             ReplayError: a stage cannot run.
         """
-        made_by = {absolute(actor.config.output): index for index, actor in enumerate(self.actors)}
+        made_by = makers(self.actors, absolute)
         for index, actor in enumerate(self.actors):
             self._wait(actor, lambda actor: actor.pool.description is not None)
             assert actor.pool.description is not None
@@ -128,7 +128,7 @@ class ReplayStages:
                     self._followers[maker].append(source)
                 else:
                     self._from_log.append(source)
-        refuse_one_topic(self._from_log)
+        refuse_one_topic(self._from_log, absolute)
         return self._from_log
 
     def connect(self, topics: Mapping[str, str]) -> None:

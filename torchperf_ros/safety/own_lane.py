@@ -118,7 +118,7 @@ class OwnLane:
                 self._begin(way, bend, now_ns, seen)
             return
         looks = leaves_lane(way, Arc(way, bend))
-        self._look_back(way, looks)
+        self._return_to_surer(way, looks)
         if not goes_out or looks is Looks.CHANGE:
             return
         beyond_m = np.maximum(s - lane.length, 0.0)
@@ -139,8 +139,8 @@ class OwnLane:
             return
         self.lane, self._guessed, self._since_ns = way, False, now_ns
 
-    def _look_back(self, way: Lane, looks: Looks) -> None:
-        """If what looked like a bend was the beginning of a change of lanes, ours is the lane before it again."""
+    def _return_to_surer(self, way: Lane, looks: Looks) -> None:
+        """Take back the lane from before it followed a bend, if what it followed was a change of lanes."""
         surer = self._surer
         if surer is None:
             return

@@ -397,12 +397,12 @@ def course_of(lane: Lane, arc: Arc, seen: Seen, shown: Looks | None = None) -> C
         drift=along.drift * ~(beyond & ~goes_on)
     )  # the direction of the lane is a guess there
     beyond &= ~goes_on
-    known = is_along & ~beyond
+    keeps_lane = is_along & ~beyond
     off_course = np.where(beyond, 2.0 * _SAME_COURSE, on_course)
     by_arc = moves & (off_arc <= off_course) & (np.abs(on_arc.left) < _ASIDE_M) & (on_arc.ahead != 0.0)
     by_arc &= np.abs(on_arc.s * arc.bend) < _MOST_ROUND
-    by_arc &= ~known | (off_arc <= off_lane + _SAME_COURSE) | changes
-    by_lane = known & (off_lane <= on_course) & (off_lane <= off_arc + _SAME_COURSE)
+    by_arc &= ~keeps_lane | (off_arc <= off_lane + _SAME_COURSE) | changes
+    by_lane = keeps_lane & (off_lane <= on_course) & (off_lane <= off_arc + _SAME_COURSE)
     if not changes:
         beside = (on_lane.ahead > 0) & (np.abs(on_arc.left) > _BESIDE_M)
         by_arc &= ~(by_lane & beside)  # in a bend of the road it bends with us

@@ -14,7 +14,9 @@ DISTRIBUTIONS = {
     "tensorrt": ("torch-tensorrt",),
 }
 
-ENGINES = ("eager", "compile", *PACKAGE_SUFFIXES)
+# Eager inside of CUDA graphs, one for each size.
+GRAPH = "graph"
+ENGINES = ("eager", GRAPH, "compile", *PACKAGE_SUFFIXES)
 # In place of an engine: the fastest of those that are installed, measured.
 AUTO = "auto"
 
@@ -27,14 +29,16 @@ INT8_PRECISIONS = ("int8_weight", "int8_dynamic", INT8_STATIC)
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16", *INT8_PRECISIONS)
 # The one that runs int8_static; eager would only compute as if, and no faster.
 STATIC_ENGINE = "aoti"
-COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+# The mode of torch.compile that captures CUDA graphs, and takes seconds to compile.
+GRAPH_MODE = "reduce-overhead"
+COMPILE_MODES = ("default", GRAPH_MODE, "max-autotune", "max-autotune-no-cudagraphs")
 DYNAMIC = ("auto", "always", "never")
 # What an engine may lose against eager fp32 of the task's metric, of whose best value is 1.
 #
 # MLPerf Inference takes a quantised detector that keeps 99 % of fp32's mean average precision; this
 # is half that loss.
 MOST_LOSS: Final = 0.005
-_WITHOUT_GRAPHS = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"}
+_WITHOUT_GRAPHS = {GRAPH_MODE: "default", "max-autotune": "max-autotune-no-cudagraphs"}
 
 
 def version_of(distribution: str) -> str:
@@ -64,7 +68,7 @@ class BuildOptions:
     """One way to run a model; what a package is keyed by and what tuning searches.
 
     Attributes:
-        engine: eager, compile (torch.compile), one that runs packages, or auto.
+        engine: eager, graph (eager in a CUDA graph), compile (torch.compile), one that runs packages, or auto.
         mode: torch.compile's mode, for engine compile.
         dynamic: whether sizes may vary, for the compiled engines; auto: where the adapter declares dynamic
             dimensions.
@@ -73,7 +77,7 @@ class BuildOptions:
             (convolutions and linear layers, activations by ranges that the adapter's own inputs show; CPU,
             `STATIC_ENGINE`).
         channels_last: memory layout of four-dimensional weights and inputs.
-        cuda_graphs: capture and replay CUDA graphs; static shapes, CUDA only.
+        cuda_graphs: what another engine has made is captured, too; static shapes, CUDA only.
         parts: the part of the model that engine compile compiles: paths of modules with commas between; "": the
             whole.
     """
@@ -99,7 +103,13 @@ class BuildOptions:
     def without_graphs(self) -> "BuildOptions":
         """The same without CUDA graphs, which some modes of torch.compile capture as well."""
         mode = _WITHOUT_GRAPHS.get(self.mode, self.mode) if self.engine == "compile" else self.mode
-        return replace(self, mode=mode, cuda_graphs=False)
+        engine = "eager" if self.engine == GRAPH else self.engine
+        return replace(self, engine=engine, mode=mode, cuda_graphs=False)
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether CUDA graphs of ours run it; torch.compile captures its own."""
+        return self.engine == GRAPH or (self.cuda_graphs and self.engine != OF_PARTS)
 
     @property
     def label(self) -> str:

@@ -111,7 +111,7 @@ class StageConfig:
     )
     engine: str = param(
         AUTO,
-        "How tiers run; auto: the fastest of what is installed, eager until that is built.",
+        "How tiers run; auto: the fastest of what is installed; until it is built, eager (on CUDA: graph).",
         choices=ENGINE_CHOICES,
     )
     compile_mode: str = param(

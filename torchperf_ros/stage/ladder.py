@@ -96,9 +96,17 @@ class TierClock:
             measured_ms * slowdown + overhead_ms, 0, measured_ms, self._probed, slowdown, overhead_ms
         )
 
+    @property
+    def has_run(self) -> bool:
+        """Whether there are own runs to learn from."""
+        return len(self._inference) > 0
+
     def likely_ms(self, slowdown: float, overhead_ms: float) -> float:
-        """What one run takes as a rule; the p99 of a calibration is that of whoever was busy beside it."""
-        if len(self._inference):
+        """What one run takes as a rule; the p99 of a calibration is that of whoever was busy beside it.
+
+        Without own runs it has the `overhead_ms` of another tier.
+        """
+        if self.has_run:
             return self._inference.quantile(0.5) + self._overhead.quantile(0.5)
         return self.calibration.median_ms * slowdown + overhead_ms
 
@@ -177,7 +185,8 @@ class TierLadder:
 
     def likely_ms(self, tier: int) -> float:
         """What a whole run of the tier takes as a rule, rather than at worst."""
-        return self._clocks[self.tiers.index(tier)].likely_ms(self._slowdown, self._overhead_ms)
+        clock = self._clocks[self.tiers.index(tier)]
+        return clock.likely_ms(self._slowdown, 0.0 if clock.has_run else self._overhead_ms)
 
     def take_over(self, before: "TierLadder") -> None:
         """Go on where another ladder of the stage was in use: the machine is as slow as it was there."""

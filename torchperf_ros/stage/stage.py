@@ -125,6 +125,7 @@ class Stage:
             self.model = ModelVersion(BASE, config, {}, setup, pool, crew)
         else:
             self.model = replace(beside.model, config=config)
+        self.pool.config = self.thread.whole_config()
         self.ring: FrameRing = self.pool.rings[self.place]
         self.guard: StageGuard | None = None
         self.checks: list[Check] = []
@@ -157,8 +158,9 @@ class Stage:
 
         None: give them to `offer` as they come.
 
-        The trigger is there, so the worker that will run it wakes up while the middleware copies it. For
-        the one thread that offers triggers. A frame that waits has its bytes elsewhere: the ring's newest
+        The trigger is there, so the worker that will run it wakes up while the middleware copies it. Not among
+        streams: while it waits, it would take its processor from the frames of others. For the one thread that
+        offers triggers. A frame that waits has its bytes elsewhere: the ring's newest
         record belongs to a frame that runs.
         """
         with self.lock:
@@ -167,7 +169,8 @@ class Stage:
             description = model.pool.description
             if not is_free or description is None:
                 return None
-            model.crew.expect()
+            if not self.thread.has_streams:
+                model.crew.expect()
             return self.ring.slot(len(description.inputs))
 
     def offer(
@@ -343,6 +346,12 @@ class Stage:
 
     # -- the stage's thread: results, deadline, answer
 
+    @property
+    def has_work(self) -> bool:
+        """Whether there is a frame, in flight or waiting, or something to publish; with the lock held."""
+        has_frame = self.turn is not None or self.mailbox.waiting is not None
+        return has_frame or bool(self._alerts or self._unlogged)
+
     def look(self) -> Verdict | None:
         """Begin what waits, and find out what follows; the verdict where the frame in flight can be answered.
 
@@ -502,7 +511,7 @@ class Stage:
             self.turn = None
             self.waiter.set(0)
             self._begin(now_ns)
-            if answered.result is not None and self.thread.is_free:
+            if answered.result is not None and self.thread.may_practise:
                 self._practise(answered, now_ns)
             if self.shadow is not None:
                 self.shadow.answered(answered, answer, now_ns, free=self.turn is None)
@@ -520,7 +529,7 @@ class Stage:
             worker,
             answered,
             fresh_ms=self.fresh_ms,
-            room_ms=max(0.0, (self.thread.next_frame_ns - now_ns) / NS_PER_MS),
+            room_ms=self.thread.room_ms(now_ns, self.ladder.predicted_ms(self.ladder.last)),
             way_ms=float("inf") if way is None else way.left_ms(now_ns),
             now_ns=now_ns,
         )
@@ -685,8 +694,7 @@ class Stage:
         with self.lock:  # no exchange in between may give one version the other's changes
             own = replace(config, **self.model.changes)
             self.model.config = self.scenes.config = self.actions.config = own
-            if not self.place:
-                self.pool.config = own.whole_stage
+            self.pool.config = self.thread.whole_config()
             if self.shadow is not None:
                 self.shadow.reconfigure(config)
         self.statistics.reconfigure(own)
@@ -845,8 +853,24 @@ class Stage:
             self.add_alert(alert)
 
 
-def refuse_one_topic(inputs: Sequence["StageInput"]) -> None:
-    """See that no two streams of a stage have one trigger.
+def makers(stages: Sequence[Stage], whole_name: Callable[[str], str]) -> dict[str, int]:
+    """Which of the stages publishes a topic, by the topic's whole name.
+
+    Raises:
+        ConfigError: two stages, or streams, publish one; names both and the topic.
+    """
+    found: dict[str, int] = {}
+    for index, stage in enumerate(stages):
+        topic = whole_name(stage.config.output)
+        other = stages[found.setdefault(topic, index)]
+        if other is not stage:
+            what = f"{other.config.name} and {stage.config.name} both publish {topic}"
+            raise ConfigError(f"parameter {stage.config.name}.output: {what}; each has a topic of its own")
+    return found
+
+
+def refuse_one_topic(inputs: Sequence["StageInput"], whole_name: Callable[[str], str] = str) -> None:
+    """See that no two streams of a stage have one trigger, by the whole names of their topics.
 
     Raises:
         ConfigError: two have; names both and the topic.
@@ -855,11 +879,10 @@ def refuse_one_topic(inputs: Sequence["StageInput"]) -> None:
     for one in inputs:
         config = one.stage.config
         if one.index == 0 and config.stream:
-            other = seen.setdefault((config.stage, one.topic), config.stream)
+            topic = whole_name(one.topic)
+            other = seen.setdefault((config.stage, topic), config.stream)
             if other != config.stream:
-                what = (
-                    f"{other} and {config.stream} both take {one.topic}; each stream has a topic of its own"
-                )
+                what = f"{other} and {config.stream} both take {topic}; each stream has a topic of its own"
                 raise ConfigError(f"parameter {config.stage}.streams: {what}")
 
 

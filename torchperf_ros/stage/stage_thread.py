@@ -6,6 +6,7 @@ worker.
 """
 
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torchperf_ros.api.clock import NS_PER_MS
@@ -57,6 +58,11 @@ class StageThread:
         self.stages.append(stage)
         return self._alarms[len(self.stages) - 1] if self._alarms else self.waiter
 
+    def whole_config(self) -> StageConfig:
+        """The parameters of the workers: those of the first stream, with the shortest budget of all."""
+        whole = self.stages[0].config.whole_stage
+        return replace(whole, budget_ms=min(stage.config.budget_ms for stage in self.stages))
+
     @property
     def is_alive(self) -> bool:
         return self._thread.is_alive()
@@ -65,6 +71,27 @@ class StageThread:
     def is_free(self) -> bool:
         """Whether no stage on it has a frame in flight; with the lock held."""
         return all(stage.turn is None for stage in self.stages)
+
+    @property
+    def may_practise(self) -> bool:
+        """Whether no frame needs the workers that are idle; with the lock held.
+
+        Among several streams there is always a frame of some: it is enough that each has its worker.
+        """
+        if not self._alarms:
+            return self.is_free
+        return all(stage.turn is None or stage.turn.runner is not None for stage in self.stages)
+
+    def room_ms(self, now_ns: int, cheapest_ms: float) -> float:
+        """Time that an idle worker has for a run that no frame waits for.
+
+        While the other worker has a frame, it alone is there for the next one of each stream: what they take
+        is left out.
+        """
+        room_ms = max(0.0, (self.next_frame_ns - now_ns) / NS_PER_MS)
+        if self.is_free:
+            return room_ms
+        return room_ms - cheapest_ms * (sum(map(self._has_frames, self.stages)) - 1)
 
     @property
     def has_streams(self) -> bool:
@@ -163,14 +190,15 @@ class StageThread:
             self._at.go_on(turn, verdict)
 
     def _in_order(self) -> "list[Stage]":
-        """The stages as their frames are to be looked at: those of high priority and early deadlines first."""
+        """The stages that have work, as their frames are to be looked at: high priority and early deadlines first."""
         if not self._alarms:
             return self.stages
         now_ns = self._clock()
         for alarm in self._alarms:
             if alarm.at_ns <= now_ns:  # it has rung, as a timer does once
                 alarm.at_ns = 0
-        return sorted(self.stages, key=_urgency)
+        waiting = [stage for stage in self.stages if stage.has_work]
+        return sorted(waiting, key=_urgency) if len(waiting) > 1 else waiting
 
     def _receive(self, worker: WorkerProcess) -> None:
         """Take what a worker has sent: a response, or the end of its socket."""

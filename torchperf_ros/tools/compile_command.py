@@ -168,36 +168,42 @@ def _run(stage: str, job: dict[str, Any], console: "Console") -> Iterator[dict[s
     Raises:
         ConfigError: there is no such adapter, device or folder.
     """
-    from torchperf_ros.workers.compile_process import CompileProcess
+    from torchperf_ros.workers.compile_process import AGAIN, CompileProcess
 
-    tiers, waiting = job["tiers"], list(job["tiers"])
-    process = CompileProcess(job, background=False)
-    try:
-        with shell.progress_bars() as progress:
-            bar = progress.add_task(f"{stage}: loading torch and the adapter", total=len(tiers), at="")
-            for message in process.messages():
-                if message["kind"] == "tier":
-                    text = (
-                        f"{stage}: {message['step']} {message['tier']} ({message['number']} of"
-                        f" {len(tiers)})"
-                    )
-                    progress.update(bar, description=text)
-                    if not console.is_terminal:
-                        console.print(text)
-                elif message["kind"] == "tiers":
-                    tiers, waiting = message["tiers"], list(message["tiers"])
-                    progress.update(bar, total=len(tiers))
-                elif message.get("unusable"):
-                    raise ConfigError(message["text"])
-                elif message["kind"] in {"built", "planned", "failed"}:
-                    progress.advance(bar)
-                    waiting = [tier for tier in waiting if tier not in message["tier"].split(", ")]
-                    yield {"stage": stage, **message}
-        if waiting:
-            reason = process.death_reason() or "its process printed nothing"
-            yield {"stage": stage, "kind": "failed", "tier": ", ".join(waiting), "text": reason}
-    finally:
-        process.close()
+    tiers, waiting, goes_on = job["tiers"], list(job["tiers"]), True
+    with shell.progress_bars() as progress:
+        bar = progress.add_task(f"{stage}: loading torch and the adapter", total=len(tiers), at="")
+        while goes_on:
+            goes_on = False
+            process = CompileProcess(job, background=False)
+            try:
+                for message in process.messages():
+                    done = message.get("tier", "").split(", ")
+                    if message["kind"] == "tier":
+                        text = (
+                            f"{stage}: {message['step']} {message['tier']} ({message['number']} of"
+                            f" {len(tiers)})"
+                        )
+                        progress.update(bar, description=text)
+                        if not console.is_terminal:
+                            console.print(text)
+                    elif message["kind"] == "tiers":
+                        tiers, waiting = message["tiers"], list(message["tiers"])
+                        progress.update(bar, total=len(tiers))
+                    elif message.get("unusable"):
+                        raise ConfigError(message["text"])
+                    elif message["kind"] == AGAIN:
+                        console.print(f"{stage}: {message['text']}; it goes on without that", markup=False)
+                        goes_on, job = True, {**job, "force": False}
+                    elif message["kind"] in {"built", "planned", "failed"} and set(done) & set(waiting):
+                        progress.advance(bar)
+                        waiting = [tier for tier in waiting if tier not in done]
+                        yield {"stage": stage, **message}
+                if waiting and not goes_on:
+                    reason = process.death_reason() or "its process printed nothing"
+                    yield {"stage": stage, "kind": "failed", "tier": ", ".join(waiting), "text": reason}
+            finally:
+                process.close()
 
 
 def _print(results: list[dict[str, Any]], shown: "Console") -> None:
@@ -270,7 +276,8 @@ def cache(
     """List the compiled packages on this machine, or remove them.
 
     A package whose files are damaged is named with what is wrong with it; the
-    node builds it anew. With `all`, what compilers keep there goes, too.
+    node builds it anew. With `all`, what compilers keep there goes, too, and
+    what was found out: which engines are fastest, which models no CUDA graph takes.
 
     Example: torchperf cache --remove 3f9a
     """
@@ -289,7 +296,10 @@ def cache(
         for entry in chosen:
             packages.remove(entry.path)
         freed = sum(entry.size_bytes for entry in chosen) + packages.remove_abandoned()
-        kept = clear_compiler_cache(cache_dir) if remove == "all" else 0
+        kept = 0
+        if remove == "all":
+            packages.forget_findings()
+            kept = clear_compiler_cache(cache_dir)
         more = f", and {kept / _MIB:.1f} MiB that torch's compilers kept there" if kept else ""
         what = f"removed {len(chosen)} packages, {freed / _MIB:.1f} MiB, from {packages.folder}"
         shell.say(shown, what + more)
@@ -298,6 +308,8 @@ def cache(
     for entry in entries:
         if entry.manifest is None:
             shell.say(shown, f"{entry.path.stem[:12]}: {entry.problem}", "red")
+    for key, why in packages.uncapturable().items():
+        shell.say(shown, f"{key[:12]}: runs without a CUDA graph: {why}", "yellow")
     if rows:
         heads = ("key", "adapter", "tier", "how", "device", "torch", ">MiB", ">p50 ms", ">eager", "built")
         shown.print(console_table(heads, rows))

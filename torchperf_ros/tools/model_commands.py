@@ -139,7 +139,10 @@ def tune(  # noqa: PLR0913, PLR0917 - one for each option
         shell.Texts, Option("--engines", "--engine", help=f"Only these: {', '.join(ENGINES)}.")
     ] = None,
     minutes: Annotated[float, Option(help="For the whole search.")] = 10.0,
-    seconds: Annotated[float, Option(help="Measuring, for each candidate, and as long for eager.")] = 3.0,
+    seconds: Annotated[
+        float,
+        Option(help="Of measuring what may be the best, and as long eager; at most 2 % of --minutes."),
+    ] = 3.0,
     output: Annotated[shell.File, Option("--output", "-o", help="Write the parameters, as YAML.")] = None,
     json_file: shell.JsonFile = None,
     dry_run: shell.DryRun = False,
@@ -148,8 +151,10 @@ def tune(  # noqa: PLR0913, PLR0917 - one for each option
 
     Searches engine, mode, precision, layout, threads, buckets and CUDA graphs
     for the smallest p99 within the limits: one option after the other from the
-    best so far, cheap ones first. Every candidate runs in a process of its own,
-    is compared with eager fp32, and is timed in turns with it. What crashes or
+    best so far, cheap ones first: on CUDA graphs, on the CPU the libraries.
+    Eager and graphs share a process until one fails in it; every compiled
+    candidate has its own. Each is compared with eager fp32, and is timed in turns
+    with it: briefly, and at length where that is near the best. What crashes or
     hangs is noted. Results are kept: the same command goes on where the last one
     ended.
 

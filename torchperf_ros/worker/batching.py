@@ -15,14 +15,12 @@ from torchperf_ros.engines.outputs import layout_of, split
 from torchperf_ros.engines.parity import LIMITS, Inputs, measure, random_inputs
 from torchperf_ros.settings.shape_options import Shapes
 from torchperf_ros.worker.reports import Reports
-from torchperf_ros.worker.tier import Tier
+from torchperf_ros.worker.tier import RESTS, Tier
 from torchperf_ros.workers.calibration import Batching
 from torchperf_ros.workers.worker_setup import WorkerSetup
 
 _RUNS: Final = 5
 _BRIEF_RUNS: Final = 3
-# a GPU shares its time out evenly, without regard to priorities: a quarter is left to this one
-_RESTS: Final = 3.0
 
 
 def run_together(tier: Tier, inputs: Sequence[Inputs], leave_ns: int = 0) -> tuple[list[Any], int]:
@@ -110,7 +108,7 @@ def find_batching(
             most, refusal = able, f"tier {name} takes {able} at most: {why}"
             if not strict:
                 say = reports.alert if able < declared else reports.warn
-                say(f"fewer frames of several streams run together than asked for: {refusal}")
+                say(f"fewer frames of several streams run together than batch allows: {refusal}")
     if known and not refusal:
         return known
     if refusal and strict:
@@ -144,13 +142,9 @@ def sizes_up_to(most: int) -> Iterator[int]:
     yield most
 
 
-def _drawn(example: Inputs, count: int) -> list[Inputs]:
-    return [random_inputs(example, seed) for seed in range(1, count + 1)]
-
-
 def _why_not_together(tier: Tier, example: Inputs, precision: str) -> str:
     """Run two drawn inputs alone and together, and compare; why that is not the same, "" where it is."""
-    inputs = _drawn(example, 2)
+    inputs = [random_inputs(example, seed) for seed in (1, 2)]
     try:
         # the next run may write to their memory
         alone = [copy.deepcopy(tier.run(each)[0]) for each in inputs]
@@ -171,9 +165,9 @@ def _why_not_together(tier: Tier, example: Inputs, precision: str) -> str:
 
 def _median_ms(tier: Tier, example: Inputs, size: int, runs: int, *, rests: bool) -> float:
     """Of so many runs of this size, after one that is cold."""
-    inputs = _drawn(example, size)
+    inputs = [random_inputs(example, seed) for seed in range(size)]
     times_ms = [run_together(tier, inputs)[1] / NS_PER_MS]
     for _ in range(runs):
         times_ms.append(run_together(tier, inputs)[1] / NS_PER_MS)
-        time.sleep(_RESTS * times_ms[-1] / 1e3 if rests else 0.0)
+        time.sleep(RESTS * times_ms[-1] / 1e3 if rests else 0.0)
     return float(np.median(times_ms[1:] or times_ms))

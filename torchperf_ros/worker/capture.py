@@ -21,6 +21,7 @@ import torch
 from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
 from torchperf_ros.api.errors import TorchperfError
+from torchperf_ros.engines.outputs import numbers_of
 from torchperf_ros.workers.control import (
     COMMANDS,
     BeginCapture,
@@ -277,12 +278,16 @@ def _tensors() -> Iterator[str]:
         # `isinstance` would ask objects that answer by computing something
         if not issubclass(type(each), torch.Tensor):
             continue
-        key = f"{list(each.shape)} {str(each.dtype).removeprefix('torch.')} {each.device}"
+        shape = f"nested {each.size(0)}" if each.is_nested else list(each.shape)
+        key = f"{shape} {str(each.dtype).removeprefix('torch.')} {each.device}"
         counts[key] += 1
-        storage = each.untyped_storage()
-        if storage.device.type != "meta":  # a compiler's fake tensor stands for one, and has no memory
-            sizes[key] += 0 if storage.data_ptr() in storages else storage.nbytes()
-            storages.add(storage.data_ptr())
+        if hasattr(each, "__tensor_flatten__"):  # it is made of others, which are found by themselves
+            continue
+        for part in (each,) if each.layout is torch.strided else numbers_of(each):
+            storage = part.untyped_storage()
+            if storage.device.type != "meta":  # a compiler's fake tensor stands for one, and has no memory
+                sizes[key] += 0 if storage.data_ptr() in storages else storage.nbytes()
+                storages.add(storage.data_ptr())
     return (f"{size / _MIB:12.3f} {counts[key]:6d}  {key}" for key, size in sizes.most_common(_ROWS))
 
 

@@ -25,7 +25,12 @@ from typing import Any
 
 from torchperf_ros.api.errors import ProtocolError
 from torchperf_ros.api.messages import message_class
-from torchperf_ros.workers.process_setup import die_with_parent, leave_priority, return_freed_memory
+from torchperf_ros.workers.process_setup import (
+    die_with_parent,
+    leave_priority,
+    return_code,
+    return_freed_memory,
+)
 from torchperf_ros.workers.protocol import MAX_CONTROL_BYTES, pack_control, unpack_control
 
 _MOST_DESCRIPTORS = 253  # the kernel's limit for one message
@@ -248,10 +253,11 @@ def _be_worker(passed: list[int], folder: str) -> int:
 
 
 def _settle_memory() -> None:
-    """Keep the collector from touching, and so copying, what all forks share."""
+    """Keep the collector from touching, and so copying, what all forks share; give back what none needs."""
     gc.collect()
     gc.freeze()
     return_freed_memory()
+    return_code()
 
 
 def _has_gpu_open() -> bool:

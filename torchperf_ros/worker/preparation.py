@@ -25,7 +25,7 @@ from torchperf_ros.api.errors import (
 from torchperf_ros.api.histories import work_for
 from torchperf_ros.api.messages import full_name, warm_up
 from torchperf_ros.engines.device import Device, choose_device, leave
-from torchperf_ros.engines.engine import CaptureFailed
+from torchperf_ros.engines.graph import CaptureFailed
 from torchperf_ros.engines.outputs import tensors_in
 from torchperf_ros.worker.batching import find_batching
 from torchperf_ros.worker.capture import step_into_background
@@ -71,8 +71,13 @@ def main(frames_fd: int, control_fd: int, result_fd: int, *ring_fds: int) -> int
         if not isinstance(error, TorchperfError):
             text = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
         with contextlib.suppress(OSError):
-            without_graphs = isinstance(error, CaptureFailed)
-            reports.say(LastWords(text, isinstance(error, _PERMANENT), without_graphs=without_graphs))
+            words = LastWords(
+                text,
+                isinstance(error, _PERMANENT),
+                without_graphs=isinstance(error, CaptureFailed) and not error.is_known,
+                out_of_memory=isinstance(error.__cause__, torch.OutOfMemoryError),
+            )
+            reports.say(words)
         leave(1)
     return 0
 
@@ -159,7 +164,7 @@ class Preparation:
 
     def calibrate(self, prepared: Prepared) -> Ready:
         """Warm up and time every tier; returns what says that it is ready."""
-        setup, adapter = self._setup, prepared.adapter
+        setup, adapter = self._setup, prepared.adapters[0]
         calibrations = list(setup.calibrations) or [Calibration(0.0, 0.0)] * len(setup.tiers)
         fixed_sizes = not adapter.dynamic_dims()
         with torch.inference_mode():
@@ -189,7 +194,7 @@ class Preparation:
 
     def _batching(self, prepared: Prepared) -> Batching:
         """Whether and how fast one run answers several frames; says why not."""
-        setup, adapter = self._setup, prepared.adapter
+        setup, adapter = self._setup, prepared.adapters[0]
         rests = setup.background and self._device.is_cuda
         with torch.inference_mode():
             found = find_batching(adapter, prepared.tiers, setup, self._reports, rests=rests)
@@ -206,7 +211,7 @@ class Preparation:
         On CUDA the first use of a kernel loads it, and a copy pins memory. Without messages to begin with
         it is upload, check and download; what fails here fails at a frame, too.
         """
-        adapter = prepared.adapter
+        adapter = prepared.adapters[0]
         try:
             messages, inputs = adapter.example_messages(), tuple(tensor.cpu() for tensor in example)
             if not messages and not self._device.is_cuda:

@@ -69,11 +69,6 @@ class Prepared:
     tiers: dict[int, Tier]
     checks: dict[int, OutputCheck]
 
-    @property
-    def adapter(self) -> Adapter:
-        """The one that builds."""
-        return self.adapters[0]
-
     def facts(self, names: Sequence[str]) -> Iterator[TierFacts]:
         """What the node shows of each tier, those that are not loaded included."""
         for number, name in enumerate(names):
@@ -365,11 +360,12 @@ class Session:
     def _finish(self, frame: _Frame, outputs: Any) -> memoryview:  # noqa: ANN401
         """Outputs that are good as the bytes of a message."""
         inferred, response = time.perf_counter_ns(), frame.response
+        tier = self._tiers[response.tier]
         with self._capture.mark("postprocess"):
-            self._checks[response.tier].check(outputs)
+            self._checks[response.tier].check(outputs, is_finite=tier.is_finite)
             payload = output_message(frame.adapter, outputs, frame.messages, self._prepared.output)
         frame.ring.check(frame.request.offset, frame.request.seq)
-        response.postprocess_ns = time.perf_counter_ns() - inferred
+        response.postprocess_ns = time.perf_counter_ns() - inferred + tier.waited_ns
         response.outcome = Outcome.ON_TIME
         return payload
 

@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -30,9 +31,10 @@ _FEWEST_RUNS = 5
 _EAGER_RUNS = 3  # the longest counts: it decides whether eager may stand in
 _DEMOTE_AFTER = 3
 # a GPU shares its time out evenly, without regard to priorities: a quarter is left to this one
-_RESTS = 3.0
+RESTS = 3.0
 _RECOMPILE = "recompile"
 _END: Final = object()
+_MOST_SUMS: Final = 32  # of more outputs than this, each is waited for
 _PLAIN_NUMBERS: Final = (float, complex, np.inexact)  # of those that may be NaN
 
 
@@ -62,12 +64,12 @@ class OutputCheck:
         self._has_plain = any(isinstance(leaf, _PLAIN_NUMBERS) for leaf in leaves_in(example))
 
     def _signature(self, tensors: Sequence[torch.Tensor]) -> list[tuple[object, ...]]:
-        if self._is_usual:
-            return [(t.dtype, t.shape if self._fixed_sizes else t.dim()) for t in tensors]
         return [(t.dtype, t.shape if self._fixed_sizes and not t.is_nested else t.dim()) for t in tensors]
 
-    def check(self, outputs: Any) -> None:  # noqa: ANN401
+    def check(self, outputs: Any, *, is_finite: bool = False) -> None:  # noqa: ANN401
         """Pass good outputs.
+
+        `is_finite`: every number in their tensors is known to be, see `Tier.is_finite`.
 
         Raises:
             InvalidOutput: names the wrong output and what is wrong with it.
@@ -79,7 +81,7 @@ class OutputCheck:
             raise InvalidOutput(
                 f"outputs have the {what} {_words(found)}; on the example inputs {_words(self._expected)}"
             )
-        for number, tensor in enumerate(tensors):
+        for number, tensor in enumerate(() if is_finite else tensors):
             for part in (tensor,) if self._is_usual else numbers_of(tensor):
                 # a sum is finite only if every element is, and takes one pass without a temporary; a sum
                 # that overflows although its elements are finite is sorted out by the exact test
@@ -117,11 +119,50 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return not (is_float8 or tensor.is_complex() or tensor.is_quantized)
 
 
+class EarlySums:
+    """Sums of a model's outputs that are enqueued right behind it, so that one wait is for both.
+
+    A sum is finite only if every element is.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._count = device, -1
+        # Frames write to them, in inference mode and, in tools, out of it.
+        with torch.inference_mode(mode=False):
+            self._sums = torch.zeros(_MOST_SUMS, device=device)
+            self._slots = self._sums.unbind()
+            # page-locked, so that the copy is enqueued as well
+            self._found = torch.zeros(_MOST_SUMS, pin_memory=device.type == "cuda")
+
+    def begin(self, outputs: Any) -> None:  # noqa: ANN401
+        """Enqueue the sums of outputs that are usual tensors on this device; others are left to `OutputCheck`.
+
+        Without any, nothing is known.
+        """
+        tensors, self._count = list(tensors_in(outputs)), -1
+        floating = [tensor.detach() for tensor in tensors if tensor.is_floating_point()]
+        usual = all(_is_dense(tensor) and tensor.device == self._device for tensor in tensors)
+        if not usual or not 0 < len(floating) <= _MOST_SUMS:
+            return
+        for tensor, slot in zip(floating, self._slots, strict=False):
+            torch.sum(tensor, dim=None, dtype=torch.float32, out=slot)
+        self._found.copy_(self._sums, non_blocking=True)
+        self._count = len(floating)
+
+    def are_finite(self) -> bool:
+        """Whether every number is known to be finite; asked once the stream has come that far."""
+        return self._count >= 0 and all(map(math.isfinite, self._found.tolist()[: self._count]))
+
+
 class Tier:
     """Runs a model by its engine, and in eager where that fails and the time allows.
 
     Attributes:
         facts: for `/diagnostics`.
+        call_for: gives what runs inputs of these shapes.
+        is_finite: whether every number in the tensors of the last run's outputs is known to be finite. On the
+            CPU it never is: there the check of a frame's outputs finds out.
+        waited_ns: on CUDA, how long the last run took beyond the model's time: sums of outputs, and waking up.
     """
 
     def __init__(
@@ -146,10 +187,12 @@ class Tier:
         self.facts = facts
         facts.graphs, facts.breaks, facts.cache_hits = runner.graphs, runner.breaks, runner.cache_hits
         facts.package = runner.package.key if runner.package else ""
-        self._call_for: Callable[[Inputs], Call] = shapes.call_for if shapes else lambda _: runner.call
+        self.call_for: Callable[[Inputs], Call] = shapes.call_for if shapes else lambda _: runner.call
         self._shapes, self._eager, self._is_eager = shapes, eager, shapes is None and runner.call is eager
         self._device, self._say, self._steps = device, say, steps
         self._eager_ms, self._errors_in_a_row = 0.0, 0
+        self.is_finite, self.waited_ns = False, 0
+        self._sums = EarlySums(device.device) if device.is_cuda else None
         # Whether outputs hold generators, which run when their numbers are asked for.
         self._is_lazy = False
 
@@ -183,14 +226,13 @@ class Tier:
         found = None if self._steps is None else self._steps(inputs)
         while found is not None:
             try:
-                with self._device.timed() as took_ns:
-                    outputs = next(found, _END)
+                outputs, took_ns = self._timed((), partial(next, found, _END))
             except Exception as error:
                 self._tell_out_of_memory(error)
                 raise
             if outputs is _END:
                 return
-            total_ns += took_ns[0]
+            total_ns += took_ns
             yield outputs, total_ns
 
     def _tell_out_of_memory(self, error: Exception) -> None:
@@ -205,12 +247,17 @@ class Tier:
 
         The engine's own, for the usual ones.
         """
-        with self._device.timed() as took_ns:
+        with self._device.timed() as timed:
             inputs = self._device.to_device(inputs)
-            outputs = (call or self._call_for(inputs))(*inputs)
+            outputs = (call or self.call_for(inputs))(*inputs)
             if self._is_lazy:
                 outputs = drawn(outputs)
-        return outputs, took_ns[0]
+            if self._sums:
+                timed.stop()
+                self._sums.begin(outputs)
+        if self._sums:
+            self.is_finite, self.waited_ns = self._sums.are_finite(), timed.waited_ns
+        return outputs, timed.took_ns
 
     def _stand_in(self, eager: Call, error: Exception, inputs: Inputs, leave_ns: int) -> tuple[Any, int]:
         """Count a failure of the engine, and answer in eager if that has the time.
@@ -242,7 +289,7 @@ class Tier:
             f" {error}"
         )
         self.facts.engine, self.facts.why = "eager", why.splitlines()[0]
-        self._call_for, self._is_eager = lambda _: eager, True
+        self.call_for, self._is_eager = lambda _: eager, True
         self._say(f"tier {self.facts.name} runs in eager from now on: {why}")
 
     def calibrate(
@@ -257,7 +304,7 @@ class Tier:
             self._is_lazy |= holds_lazy(self._timed(inputs)[0])
         most = _FEWEST_RUNS if briefly else _CALIBRATION_RUNS
         # so many times a run's time passes after it
-        rest = _RESTS if briefly and self._device.is_cuda else 0.0
+        rest = RESTS if briefly and self._device.is_cuda else 0.0
         times_ms: list[float] = []
         stop_at = time.monotonic() + _CALIBRATION_SECONDS
         while (

@@ -17,25 +17,26 @@ from torchperf_ros.api.adapter import Adapter
 from torchperf_ros.api.errors import ConfigError, one_line
 from torchperf_ros.engines.built_tier import BuiltTier, Inputs, build_model, scoring_of, varying_dims
 from torchperf_ros.engines.device import Device
-from torchperf_ros.engines.engine import CaptureFailed, EngineUnavailable, Runner, finished
+from torchperf_ros.engines.engine import EngineUnavailable, Runner, finished
 from torchperf_ros.engines.fingerprint import code_hash, files_hash, identify, weights_hash
+from torchperf_ros.engines.graph import CaptureFailed, CaptureRecord
 from torchperf_ros.engines.kept_state import KeptState
 from torchperf_ros.engines.package import (
     ENGINES,
     Package,
-    candidates_of,
     identity_of,
     make_runner,
     users_package,
+    ways_of,
 )
 from torchperf_ros.engines.parity import ParityError, check_engine, depends_on_state, random_inputs
 from torchperf_ros.engines.shape_runner import ShapeRunner
-from torchperf_ros.settings.build_options import AUTO, BuildOptions
+from torchperf_ros.settings.build_options import AUTO, GRAPH, OF_PARTS, BuildOptions
 from torchperf_ros.worker.batching import batch_shapes
 from torchperf_ros.worker.tier import InvalidOutput, OutputCheck, Tier
 from torchperf_ros.workers.control import TierFacts
 from torchperf_ros.workers.engine_choice import EAGER
-from torchperf_ros.workers.package_cache import open_cache
+from torchperf_ros.workers.package_cache import open_cache, use_compiler_cache
 from torchperf_ros.workers.package_manifest import Identity, PackageError, check_package
 from torchperf_ros.workers.worker_setup import WorkerSetup
 
@@ -163,22 +164,57 @@ class TierLoader:
         facts, model = TierFacts(name, options.engine), built.model
         runner: Runner | None = None
         try:
-            identity = None
-            if options.engine == AUTO:
-                options, identity = self._chosen(built, options, facts)
+            options, identity = self._settled(built, options, facts)
             runner = self._runner(name, built, options, identity)
             # Also where it is still to be compiled: shapes that do not fit are refused now.
             tier = self._tier(facts, runner or Runner(model), options, built.example, built)
             if runner is not None:
-                facts.parts = options.parts if options.engine == "compile" else ""
+                facts.engine = options.engine
+                facts.parts = options.parts if options.engine == OF_PARTS else ""
                 return tier
-            facts.why = _NOT_YET
+            facts.why = "; ".join(filter(None, (_NOT_YET, facts.why)))
         except (ConfigError, CaptureFailed):
             raise
         except Exception as error:  # the compiler's boundary: the model may be one that it cannot take
             facts.why = self._refused(name, runner, options, error)
         facts.engine = EAGER
         return self._eager(facts, model)
+
+    def _settled(
+        self, tier: BuiltTier, options: BuildOptions, facts: TierFacts
+    ) -> tuple[BuildOptions, Identity | None]:
+        """The options as `auto` has chosen, without a graph where there cannot be one, and what that is kept under.
+
+        As long as nothing is chosen, `auto` is a graph of eager, or stays as it is where there cannot be one.
+        """
+        asked, identity = options, None
+        if options.engine == AUTO:
+            options, of_choice = self._chosen(tier, options, facts)
+            if options.engine != AUTO:
+                identity = identity_of(of_choice, options.engine)
+        elif options.is_captured or options.engine in ENGINES:
+            library = ENGINES[options.engine].version if options.engine in ENGINES else ""
+            identity = identify(tier, options, library)
+        if why := self._why_no_graph(tier, options, identity):
+            facts.why = f"no CUDA graph: {why}"
+            self._say(f"tier {facts.name} runs without a CUDA graph: {why}")
+            is_meanwhile = asked.engine == AUTO and facts.name in self.missing
+            options = asked if is_meanwhile else options.without_graphs()
+        return options, identity
+
+    def _why_no_graph(self, tier: BuiltTier, options: BuildOptions, identity: Identity | None) -> str:
+        if not options.is_captured or identity is None or self._on.type != "cuda":
+            return ""
+        if self._setup.without_graphs:
+            return "an earlier worker failed to capture one"
+        if options.engine == GRAPH and not self._has_known_sizes(tier):
+            return "sizes vary; `shapes: bucket` rounds them up, `dynamic: never` fixes them"
+        return CaptureRecord(self._cache, identity).why_not()
+
+    def _has_known_sizes(self, tier: BuiltTier) -> bool:
+        """Whether the sizes that frames will have are known now: fixed, rounded up, or numbers of frames in a batch."""
+        of_batches = self._setup.batch > 1 and all(set(dims) == {0} for dims in tier.dims.values())
+        return not tier.dims or of_batches or self._setup.shapes.policy != "dynamic"
 
     def _refused(self, name: str, runner: Runner | None, options: BuildOptions, error: Exception) -> str:
         """Why the tier runs in eager in place of an engine.
@@ -221,13 +257,15 @@ class TierLoader:
                 built.model,
                 runner.call,
                 example,
-                built.dims,
+                {} if runner.captured else built.dims,  # other sizes do not reach the graph
                 options.precision,
                 seeds=2,  # a build compares more
                 scoring=built.scoring,
                 known=known,
             )
         wanted, dims = self._setup.shapes, varying_dims(options, self._dims)
+        if options.engine == GRAPH and wanted.policy == "dynamic":
+            wanted = replace(wanted, policy="exact")
         if self._setup.batch > 1 and dims and not runner.static:  # an engine for ranges takes batches, too
             common = (*wanted.common, *batch_shapes(self._adapter, example, self._setup.batch))
             wanted = replace(wanted, common=common)
@@ -242,48 +280,62 @@ class TierLoader:
                 options.precision,
                 parity,
                 unpad=self._adapter.unpad,
-                dynamic_engine=options.engine == EAGER or bool(dims),
+                dynamic_engine=options.engine == EAGER or (bool(dims) and options.engine != GRAPH),
                 static=runner.static,
+                capture=runner.captured.capture if runner.captured else None,
             )
             shapes.warm_up()
             for note in shapes.notes:
                 self._say(f"tier {facts.name}: {note}")
+        if runner.captured:
+            self._device.graph_bytes += runner.captured.memory_bytes()
         return Tier(facts, runner, model, self._device, self._say, shapes)
 
     def _chosen(
         self, tier: BuiltTier, options: BuildOptions, facts: TierFacts
     ) -> tuple[BuildOptions, Identity]:
-        """The options with the engine that auto has chosen, if it has, and what that engine's package is kept under."""
-        engines, identity = candidates_of(tier, options)
+        """The options as auto has chosen, if it has, and what its choice is kept under."""
+        ways, identity = ways_of(tier, options)
+        ways[EAGER] = options.with_engine(EAGER)
         self._cache.check_private()
         choice = self._cache.choice(identity)
-        if choice is None or choice.engine not in {EAGER, *(engine.name for engine in engines)}:
+        chosen = ways.get(choice.engine) if choice is not None else None
+        # What takes long to compile is not for the first worker.
+        if choice is not None and chosen is not None and (chosen.engine != OF_PARTS or self._setup.compile):
+            facts.choice = choice.words
+            return chosen, identity
+        if self._on.type != "cuda" or not self._has_known_sizes(tier):
             return options, identity
-        facts.engine, facts.choice = choice.engine, choice.words
-        if choice.engine != EAGER:
-            identity = identity_of(identity, ENGINES[choice.engine])
-        return options.with_engine(choice.engine), identity
+        self.missing.append(facts.name)
+        facts.why = _NOT_YET
+        return replace(options, engine=GRAPH, cuda_graphs=False), identity
 
     def _runner(
         self, name: str, tier: BuiltTier, options: BuildOptions, identity: Identity | None
     ) -> Runner | None:
         """The engine, unchecked; None where it has to be compiled first."""
-        if options.engine == EAGER or (options.engine == "compile" and self._setup.compile):
+        record = CaptureRecord(self._cache, identity) if options.is_captured and identity else None
+        if options.engine in {EAGER, GRAPH}:
+            return make_runner(tier, options, record)
+        if options.engine == OF_PARTS and self._setup.compile:
+            if not self._setup.compiles:  # else the process has begun with that
+                setup = self._setup
+                self._compiler_lock = use_compiler_cache(setup.cache_dir, setup.cache_mib << 20)
             return make_runner(tier, options)
-        if engine := ENGINES.get(options.engine):
+        if (engine := ENGINES.get(options.engine)) and identity:
             engine.check(options, tier.dims, self._on)
-            identity = identity or identify(tier, options, engine.version)
             path = self._cache.path(identity)
             self._cache.check_private()
             try:
                 if path.exists():
                     package = Package(path, identity.key, check_package(path, identity))
                     self._cache.used(path)
-                    return finished(package.runner(self._on), options, tier.example, self._on)
+                    return finished(package.runner(self._on), options, tier.example, self._on, record)
             except PackageError as error:
                 self._say(f"{error}; it is built anew")
                 self._remove(path)
-        self.missing.append(name)
+        if name not in self.missing:
+            self.missing.append(name)
         return None
 
     def _remove(self, package: Path) -> None:

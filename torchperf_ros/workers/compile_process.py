@@ -21,6 +21,10 @@ _SILENT_S = 10.0
 _POLL_S = 0.2
 
 
+# Its process had to end for what it has found out; the same job goes on in the next one.
+AGAIN = "again"
+
+
 class CompileProcess:
     """Runs one job by `python -m`, by default `torchperf_ros.engines.compile_main`'s.
 
@@ -34,16 +38,22 @@ class CompileProcess:
     """
 
     def __init__(
-        self, job: dict[str, Any], *, background: bool, module: str = "torchperf_ros.engines.compile_main"
+        self,
+        job: dict[str, Any],
+        *,
+        background: bool,
+        module: str = "torchperf_ros.engines.compile_main",
+        takes_more: bool = False,
     ) -> None:
         """Spawn it and hand it its job, see `compile_main`.
 
         The spawning thread must outlive it, as it dies with that.
 
-        `module` takes the job on stdin and a descriptor for its news; `background` is the lowest priority.
+        `module` takes the job on stdin, a line of JSON, and a descriptor for its news; `background` is the lowest
+        priority. One that `takes_more` gets further lines by `send`.
         """
         self._buffer = self._printed = b""
-        job_json = json.dumps({**job, "background": background}).encode()
+        job_json = _line({**job, "background": background})
         self._name = job.get("does", module).rpartition(".")[2].rpartition("_")[0]
         self.news, theirs = os.pipe()
         try:
@@ -60,14 +70,28 @@ class CompileProcess:
             raise
         finally:
             os.close(theirs)
-        assert self._process.stdin is not None
         assert self._process.stdout is not None
         self.pid = self._process.pid
         self._output_fd = self._process.stdout.fileno()
         os.set_blocking(self._output_fd, False)
         os.set_blocking(self.news, False)
-        with contextlib.suppress(BrokenPipeError):  # it died at once; its end says why
-            self._process.stdin.write(job_json)
+        self._write(job_json)
+        if not takes_more:
+            self._close_input()
+
+    def send(self, job: dict[str, Any]) -> None:
+        """Hand a process that `takes_more` its next job."""
+        self._write(_line(job))
+
+    def _write(self, line: bytes) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has died; its end says why
+            self._process.stdin.write(line)
+            self._process.stdin.flush()
+
+    def _close_input(self) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
 
     def listen(self) -> list[dict[str, Any]] | None:
@@ -142,8 +166,13 @@ class CompileProcess:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_S)
         assert self._process.stdout is not None
+        self._close_input()
         self._process.stdout.close()
         os.close(self.news)
+
+
+def _line(job: dict[str, Any]) -> bytes:
+    return json.dumps(job).encode() + b"\n"
 
 
 class PackageBuilder:
@@ -162,7 +191,8 @@ class PackageBuilder:
         self.killed: list[CompileProcess] = []
         self._tried: set[str] = set()
         self._silent_since_s: float | None = None
-        self._held = self._has_warned = False
+        self._held = self._has_warned = self._goes_on = False
+        self._wanted: list[str] = []
         self._count = 0
 
     @property
@@ -188,6 +218,7 @@ class PackageBuilder:
             "packages": [setup.packages[number] for number in numbers],
         }
         self._tried |= set(wanted)
+        self._wanted, self._goes_on = wanted, False
         try:
             self.process = CompileProcess(job, background=True)
         except OSError as error:
@@ -224,15 +255,21 @@ class PackageBuilder:
             if not self.process.ended and time.monotonic() - self._silent_since_s < _SILENT_S:
                 return  # it is asked again: workers are looked after meanwhile
             reason = self.process.death_reason(wait=False)
-            if reason and not self._has_warned:
+            goes_on = self._goes_on
+            if reason and not self._has_warned and not goes_on:
                 self._warn(reason)
             self.stop()
+            if goes_on:
+                self._tried -= set(self._wanted)
+                self.want(self._wanted)
             return
         for message in messages:
             if message["kind"] == "tier":
                 self.progress = f"compiling {message['number']} of {self._count}"
             elif message["kind"] == "built":
                 self._built(message["tier"])
+            elif message["kind"] == AGAIN:
+                self._goes_on = True
             elif message["kind"] == "failed":
                 self._has_warned = True
                 self._warn(f"tier {message['tier']} stays in eager: {message['text']}")

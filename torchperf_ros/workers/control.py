@@ -121,11 +121,13 @@ class LastWords:
     Attributes:
         permanent: another start would fail alike.
         without_graphs: the next one may start if it captures no CUDA graphs.
+        out_of_memory: it lacked memory on the device.
     """
 
     text: str
     permanent: bool = False
     without_graphs: bool = False
+    out_of_memory: bool = False
 
 
 @dataclass(frozen=True)

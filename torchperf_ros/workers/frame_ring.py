@@ -73,7 +73,8 @@ class FrameRing:
         """Make the memory file, touched only as far as frames reach.
 
         After `room` bytes, which the largest record has, it begins anew; see `keep` for `capacity`, 0: it
-        never grows. With `records` it begins anew earlier: after so many of the longest record so far.
+        never grows. With `records` it begins anew earlier: after so many of the longest record so far. What
+        that takes is then part of the bytes that `keep` allows.
         """
         self._records = records
         self._room = self._largest = _aligned(room)
@@ -86,7 +87,7 @@ class FrameRing:
         self._answered_word = self._view[_ANSWERED : _ANSWERED + 8].cast("Q")
         _RING.pack_into(self._map, 0, _MAGIC, _VERSION, 0, self.capacity)
         self._head = self._at_hand = self._longest = 0
-        self._keep_ns = self._round_ns = self._slot = 0
+        self._keep_ns = self._round_ns = self._slot = self._slot_bytes = 0
         self._extra = RingExtra(0)
 
     def keep(self, seconds: float, extra: RingExtra) -> None:
@@ -132,7 +133,7 @@ class FrameRing:
         if length <= place:
             return None
         start = _DATA + self._allot(length) % self.capacity
-        self._slot = start + place
+        self._slot, self._slot_bytes = start + place, _aligned(length)
         return self._view[start + place : start + length]
 
     def _allot(self, length: int) -> int:
@@ -184,14 +185,17 @@ class FrameRing:
             if number or start + place != slot:
                 self._view[start + place : start + place + len(item.data)] = item.data
             place += _aligned(len(item.data))
-        self._head = offset + length
+        # In short rounds a record keeps its slot: the next round's slot would else reach into the record behind.
+        self._head = offset + (max(length, self._slot_bytes) if slot and self._records else length)
         return offset, length
 
     def _lengthen(self, longest: int) -> None:
         """A record is longer than all before it; a round that ends after a number of records ends later."""
         if self._records:
-            room = max(self._records * longest, _LEAST_ROUND)
-            self._room = min(self._largest, max(room, self._room if self._longest else 0))
+            known = self._room if self._longest else 0
+            room = self._records * _aligned(longest + longest // _SLOT_MORE)
+            self._room = min(self._largest, max(room, _LEAST_ROUND, known))
+            self._extra.left_bytes -= self._room - known
         self._longest = longest
 
     def answered(self, seq: int) -> None:

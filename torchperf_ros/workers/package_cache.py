@@ -29,6 +29,8 @@ _MIB = 1 << 20
 _A_MOMENT_S = 60.0
 _FORGOTTEN_S = 90 * 86_400.0
 _CHOICE = ".choice"
+# What is known of capturing a model: that it failed, and which process has begun.
+CAPTURE_FAILED, CAPTURING = ".uncapturable", ".capturing"
 _UNQUOTED = re.compile(r"[\w/.+,:@%=~-]*")
 
 # The environment's name of the folder in which torch's compilers keep what they have compiled.
@@ -84,6 +86,20 @@ class PackageCache:
         part.write_text(choice.to_json(), encoding="utf-8")
         part.rename(self.folder / f"{identity.key}{_CHOICE}")
 
+    def forget_choice(self, identity: Identity) -> None:
+        (self.folder / f"{identity.key}{_CHOICE}").unlink(missing_ok=True)
+
+    def uncapturable(self) -> dict[str, str]:
+        """Keys of models of which no CUDA graph can be captured, and why."""
+        files = sorted(self.folder.glob(f"*{CAPTURE_FAILED}"))
+        return {path.stem: path.read_text(encoding="utf-8", errors="replace") for path in files}
+
+    def forget_findings(self) -> None:
+        """Remove what was found out beside the packages: choices between engines, and captures that failed."""
+        for suffix in (_CHOICE, CAPTURE_FAILED, CAPTURING):
+            for path in self.folder.glob(f"*{suffix}"):
+                path.unlink(missing_ok=True)
+
     def used(self, package: Path) -> None:
         """Note that a package, or a choice, was taken, so that it is removed last."""
         with contextlib.suppress(OSError):  # another user's cache, read-only: its age does not matter
@@ -128,7 +144,8 @@ class PackageCache:
             if entry.path != keep:
                 self.remove(entry.path)
                 total -= entry.size_bytes
-        for path in self.folder.glob(f"*{_CHOICE}"):
+        small = (_CHOICE, CAPTURE_FAILED, CAPTURING)
+        for path in (path for suffix in small for path in self.folder.glob(f"*{suffix}")):
             with contextlib.suppress(OSError):
                 if time.time() - path.stat().st_mtime > _FORGOTTEN_S:
                     path.unlink()

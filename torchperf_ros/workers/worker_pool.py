@@ -127,7 +127,9 @@ class TierTally:
 _TICK_MS = 50
 _AFTER_ERROR_S = 0.05
 _RING_FRAMES = 4  # of the largest size: what a worker that is late may still be reading
-_STREAM_FRAMES = 4  # of those that have come: several streams of the largest size would fill the memory
+# Of those that have come: one is written while a worker reads the other, or the recorder the one before.
+# Several streams of the largest size would fill the memory.
+_STREAM_FRAMES = 3
 _RING_HEADERS = 65_536
 _TOLD = 64
 _IMPORTS_WITHIN_S = 60.0  # at least: importing torch takes its time, and is no start of a worker
@@ -564,6 +566,7 @@ class WorkerPool:
 
     def _ends(self, worker: WorkerProcess, words: LastWords) -> None:
         worker.reported.error = self.last_error = words.text
+        worker.reported.out_of_memory += words.out_of_memory
         if words.without_graphs:
             self.rolling_update.renewal.without_graphs(worker.generation)
             self._tell(f"{words.text}; the next worker runs without CUDA graphs")

@@ -9,8 +9,12 @@ pytest.importorskip("rclpy")
 
 from geometry_msgs.msg import PointStamped
 from sensor_msgs.msg import Image
+from typer.testing import CliRunner
 
 from benchmarks.rig.scraper import free_port
+from torchperf_ros.tools.main import app
+
+from ..perf_process import DOMAIN_ID
 
 pytestmark = pytest.mark.ros
 
@@ -76,6 +80,15 @@ def test_given_a_camera_that_is_unplugged_when_the_other_sends_then_only_the_fir
     assert node.values("seen.front")["health"] != "WAITING"
     node.answer(cameras[1], image(), stage=REAR)
     node.wait_for_health("seen.rear", "NOMINAL", "DEGRADED")
+
+
+def test_given_streams_when_the_doctor_asks_for_parameters_then_it_gets_those_of_their_stage(
+    node, monkeypatch
+):
+    monkeypatch.setenv("ROS_DOMAIN_ID", str(DOMAIN_ID))
+    found = CliRunner().invoke(app, ["doctor", "--node", node.name, "--seconds", "2"])
+    assert "seen.front" in found.output
+    assert "could not be asked" not in found.output
 
 
 def test_given_streams_when_scraped_then_metrics_have_the_stage_and_the_stream(node):

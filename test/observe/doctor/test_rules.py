@@ -10,7 +10,7 @@ from torchperf_ros.observe.doctor.split import AFTER, PARTS, Part, Split
 NOTHING = Part("stamp to arrival", math.nan, math.nan, math.nan, math.nan, 0)
 
 
-def case(parts, *, frames=300, more=None, **known):
+def case(parts, *, frames=300, more=None, stage="seg", **known):
     """A stage whose parts take so many ms, as (p50, p99) or as one number for both."""
     pairs = {name: value if isinstance(value, tuple) else (value, value) for name, value in parts.items()}
     whole = [sum(pairs[name][place] for name in pairs if name not in AFTER) for place in (0, 1)]
@@ -21,7 +21,7 @@ def case(parts, *, frames=300, more=None, **known):
     )
     age_ms = sum(pairs.get(name, (0.0, 0.0))[0] for name in ("camera", "transport", "input"))
     split = Split(
-        "seg", frames, made, Part("whole", *whole, whole[0], 1.0, frames), NOTHING, age_ms, **(more or {})
+        stage, frames, made, Part("whole", *whole, whole[0], 1.0, frames), NOTHING, age_ms, **(more or {})
     )
     usual = {
         "budget_ms": 50.0,
@@ -133,10 +133,21 @@ def test_given_much_to_change_in_two_stages_when_advised_then_the_five_that_may_
         "inference": (40.0, 90.0),
         "actuation": 60.0,
     }
-    cases = [case(parts, engine="eager", lacks=frozenset({"load", "governor"})) for _ in range(2)]
+    cases = [
+        case(parts, stage=stage, engine="eager", lacks=frozenset({"load", "governor"})) for stage in "ab"
+    ]
     saves = [one.saves_ms for one in advise(cases)]
     assert len(saves) == MOST_ADVICE
     assert saves == sorted(saves, reverse=True)
+
+
+def test_given_one_thing_to_change_in_several_streams_when_advised_then_it_is_said_once_of_the_worst():
+    streams = [
+        case({"inference": ms}, stage=f"seg.{stream}", engine="eager")
+        for stream, ms in (("front", 20.0), ("left", 40.0), ("rear", 30.0))
+    ]
+    (advice,) = [one for one in advise([*streams, case({"inference": 9.0})]) if one.part == "inference"]
+    assert (advice.stage, advice.saves_ms) == ("seg.left and rear, front", 20.0)
 
 
 @pytest.mark.parametrize(

@@ -275,3 +275,24 @@ def test_given_a_candidate_beside_when_drawn_then_how_it_compares_is_there_to_th
     words = " ".join(" ".join(rows).replace("│", " ").split())
     assert "candidate 7.2: refused: why" in words
     assert pairs in words
+
+
+def test_given_streams_when_drawn_then_the_worst_stands_first_and_the_stages_keep_their_order():
+    node = NodeState("/perf")
+    for name, health, on_time in (
+        ("seen.good", "NOMINAL", 1234),
+        ("seen.slow", "NOMINAL", 900),
+        ("seen.down", "DEGRADED", 1234),
+        ("seen.new", "", 0),
+        ("planned", "SAFE_STOP", 0),
+    ):
+        values = typed({**VALUES, "health": health, "on_time": str(on_time)})
+        node.stages[name] = StageState(name, values if health else {})
+    node.heard_s = node.elapsed_s = 1.0
+    order = ["seen.down", "seen.slow", "seen.good", "seen.new", "planned"]
+    text = "\n".join(drawn(node, 100, 60))
+    assert sorted(order, key=text.index) == order
+    assert sorted(order, key=node_line(node).index) == order
+    small = "\n".join(drawn(node, 80, 14))
+    assert "seen.down" in small
+    assert "no room for seen.good" in small or "no room for seen.slow, seen.good" in small

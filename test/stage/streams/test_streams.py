@@ -2,11 +2,16 @@
 
 import random
 import time
+from dataclasses import replace
 
 import pytest
 
 from torchperf_ros.api.errors import ConfigError
-from torchperf_ros.stage.stage import StageInput, refuse_one_topic
+from torchperf_ros.replay.log_feed import absolute
+from torchperf_ros.stage.stage import StageInput, makers, refuse_one_topic
+from torchperf_ros.workers.calibration import Calibration
+
+from ..conftest import wait_until
 
 TRIGGER = "geometry_msgs/msg/PointStamped"
 
@@ -120,6 +125,48 @@ def test_given_two_streams_of_one_topic_when_connected_then_the_message_names_bo
     shared = [StageInput(one, 0, "/image", TRIGGER, stamped=True) for one in (front, left)]
     with pytest.raises(ConfigError, match=r"tested\.streams: front and left both take /image"):
         refuse_one_topic(shared)
+    shared[1].topic = "image"
+    refuse_one_topic(shared)
+    with pytest.raises(ConfigError, match=r"front and left both take /image"):
+        refuse_one_topic(shared, absolute)
+
+
+def test_given_one_output_topic_written_in_two_ways_when_looked_for_then_the_message_names_both(streams):
+    front, left, rear = (stream.actor for stream in streams)
+    assert makers([front, left], absolute) == {"/front/path": 0, "/left/path": 1}
+    message = r"parameter tested\.rear\.output: tested\.front and tested\.rear both publish /one"
+    with pytest.raises(ConfigError, match=message):
+        makers([front, left, rear], lambda topic: "/left" if "left" in topic else "/one")
+
+
+def test_given_streams_with_budgets_of_their_own_when_a_worker_is_judged_then_the_shortest_counts(
+    start_streams,
+):
+    slow, fast = start_streams("slow", "fast", budget_ms=9000.0, **{"fast.budget_ms": 70.0})
+    assert slow.actor.pool.config.budget_ms == 70.0
+    slow.actor.reconfigure(replace(slow.actor.config, budget_ms=60.0))
+    assert fast.actor.pool.config.budget_ms == 60.0
+    slow.actor.reconfigure(replace(slow.actor.config, budget_ms=9000.0))
+    fast.actor.reconfigure(replace(fast.actor.config, budget_ms=80.0))
+    assert fast.actor.pool.config.budget_ms == 80.0
+
+
+def test_given_a_stream_with_a_frame_at_all_times_when_another_stepped_down_then_probes_take_it_up_again(
+    start_streams,
+):
+    busy, lower = start_streams("busy", "lower", backup="standby", budget_ms=60_000.0, hang_ms=200_000.0)
+    ladder = lower.actor.ladder
+    ladder.calibrate([Calibration(40_000.0, 90_000.0), Calibration(0.0, 0.0)])
+
+    def is_up():
+        lower.ask()
+        return ladder.level == 0
+
+    lower.ask()
+    assert ladder.level == 1
+    with busy.running():
+        wait_until(is_up, lambda: ladder.explain(["full", "fast"], time.monotonic_ns()))
+    assert lower.counters.probes == 3
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ Listens to a node, or reads a log, splits the time of its frames, and says what 
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -95,7 +95,11 @@ class Ear:
             enough &= self.answers > 0
         if state.stages and not self.parameters and self.tries < _MOST_TRIES:
             self.tries += 1
-            names = [*_OF_NODE, *(f"{stage}.{name}" for stage in state.stages for name in _OF_STAGE)]
+            # those of a stream are its stage's: it does not declare what it has not of its own
+            names = [
+                *_OF_NODE,
+                *(f"{stage}.{name}" for stage in _whole(state.stages) for name in _OF_STAGE),
+            ]
             self.parameters = listener.parameters(self.node, names, _ASK_S)
         return enough
 
@@ -233,6 +237,11 @@ def _case(node: str, log: StageLog, found: Split) -> Case:
     )
 
 
+def _whole(names: Iterable[str]) -> list[str]:
+    """The stages of these names, which may be those of streams, each once."""
+    return list(dict.fromkeys(name.partition(".")[0] for name in names))
+
+
 def _live_case(ear: Ear, log: StageLog, found: Split, lacks: frozenset[str]) -> Case:
     state, own = ear.state.stages[found.stage], ear.parameters
     case, values, heard = _case(ear.node, log, found), state.values, ear.heard(state)
@@ -240,7 +249,7 @@ def _live_case(ear: Ear, log: StageLog, found: Split, lacks: frozenset[str]) -> 
         tier: state.number(f"tier_{tier}_predicted_ms") for tier in values.get("tiers", "").split(",")
     }
     stages, trigger, known = (
-        list(ear.state.stages),
+        _whole(ear.state.stages),
         values.get("trigger", ""),
         all(map(math.isfinite, predicted.values())),
     )
@@ -262,7 +271,9 @@ def _live_case(ear: Ear, log: StageLog, found: Split, lacks: frozenset[str]) -> 
         scheduling=ear.state.node.get("scheduling", ""),
         cores=len(os.sched_getaffinity(0)),
         highest_priority=max((own.get(f"{stage}.priority", 0) for stage in stages), default=0),
-        parameters={name.removeprefix(f"{found.stage}."): value for name, value in own.items()},
+        parameters={
+            name.removeprefix(f"{_whole([found.stage])[0]}."): value for name, value in own.items()
+        },
         waited=_waited(ear.first.get(found.stage, {}), values),
     )
 

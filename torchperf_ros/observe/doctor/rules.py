@@ -1,8 +1,9 @@
 """What follows from where the time goes: advice, each with what to type and what it was derived from."""
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
 from torchperf_ros.observe.doctor.split import AFTER, Part, Split
@@ -155,6 +156,7 @@ def sentence(split: Split) -> str:
 
 
 def advise(cases: Sequence[Case]) -> list[Advice]:
+    """What may save the most first; what holds for several streams of a stage stands there once, for the worst."""
     found = []
     for case in cases:
         least_ms, reasons = max(WORTH_MS, _WORTH_SHARE * case.split.whole.mean_ms), set()
@@ -166,8 +168,18 @@ def advise(cases: Sequence[Case]) -> list[Advice]:
             # A saving that is not known compares as false, too.
             if (saves_ms := rule.saves_ms(case, part)) >= least_ms:
                 texts = (text if isinstance(text, str) else text(case, part) for text in rule[-3:])
-                found.append(Advice(case.split.stage, rule.part, saves_ms, *texts))
-    return sorted(found, key=lambda one: -one.saves_ms)[:MOST_ADVICE]
+                found.append((rule, Advice(case.split.stage, rule.part, saves_ms, *texts)))
+    worst: dict[tuple[str, Rule], Advice] = {}
+    beside: defaultdict[tuple[str, Rule], list[str]] = defaultdict(list)
+    for rule, advice in sorted(found, key=lambda one: -one[1].saves_ms):
+        stage, _, stream = advice.stage.partition(".")
+        if worst.setdefault((stage, rule), advice) is not advice:
+            beside[stage, rule].append(stream)
+    merged = [
+        replace(one, stage=f"{one.stage} and {', '.join(beside[key])}" if key in beside else one.stage)
+        for key, one in worst.items()
+    ]
+    return merged[:MOST_ADVICE]
 
 
 def _always(_: Case) -> bool:

@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from rosbags.rosbag2 import StoragePlugin, Writer
-
 from torchperf_ros.api.clock import NS_PER_S, NS_PER_US, Clock, monotonic_ns
 from torchperf_ros.api.messages import typestore
 from torchperf_ros.observe.telemetry.latency_record import LABELS, LatencyRecord, float64_bytes
@@ -242,6 +240,8 @@ class BlackBox:
             (folder / name).write_text(text, encoding="utf-8", errors="replace")
         if not incident.entries:
             return
+        from rosbags.rosbag2 import StoragePlugin, Writer  # 4 MiB, which no drive without an incident needs
+
         store = typestore({entry.topic[1] for entry in incident.entries})
         plugin = StoragePlugin.MCAP
         with Writer(folder / "black_box", version=_METADATA_VERSION, storage_plugin=plugin) as writer:

@@ -15,7 +15,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from torchperf_ros.api.outcome import Fallback, GuardVerdict, Outcome
+from torchperf_ros.api.outcome import WORST_FIRST, Fallback, GuardVerdict, Outcome
 from torchperf_ros.api.text import percent
 from torchperf_ros.observe.telemetry.node_state import (
     NodeEvent,
@@ -95,7 +95,7 @@ def node_picture(
             for line, style in zip(waits[: max(rows, 1)], styles, strict=False)
         ]
         return Group(*head, _panel(lines, rows, "steel_blue1", note))
-    stages = list(node.stages.values())
+    stages = _in_order(node)
     room = height - HEAD_ROWS - _FRAME_ROWS
     for_events = _LEAST_EVENTS + max(0, room - _SMALL) // 2
     rows = max(_LEAST_STAGE_ROWS, min(_MOST_STAGE_ROWS, (room - for_events) // len(stages)))
@@ -163,9 +163,7 @@ def node_line(node: NodeState) -> str:
     parts = [f"{node.elapsed_s:6.1f} s {node.name}"]
     if node.silent:
         parts.append(f"SILENT for {node.silence_s:.0f} s; last known:")
-    parts += [_stage_line(stage) for stage in node.stages.values()] or [
-        node.node.get("lifecycle", "no stages")
-    ]
+    parts += [_stage_line(stage) for stage in _in_order(node)] or [node.node.get("lifecycle", "no stages")]
     if node.memory:
         parts.append(f"workers {node.memory[-1][1]:.0f} MiB")
     return " | ".join(parts)
@@ -251,6 +249,21 @@ def _spark(values: list[float]) -> str:
     return "".join(
         _BARS[1 + round((one - low) / span * (len(_BARS) - 2)) if span else 1] for one in highest
     )
+
+
+def _in_order(node: NodeState) -> list[StageState]:
+    """The stages in their order, and of each its streams, the worst first."""
+    places: dict[str, int] = {}
+    for name in node.stages:
+        places.setdefault(name.partition(".")[0], len(places))
+    healths = [health.name for health in WORST_FIRST]
+
+    def key(stage: StageState) -> tuple[int, int, float]:
+        health = healths.index(stage.health) if stage.health in healths else len(healths)
+        share = stage.on_time_share
+        return places[stage.name.partition(".")[0]], health, 1.0 if math.isnan(share) else share
+
+    return sorted(node.stages.values(), key=key)
 
 
 def _stage_panel(stage: StageState, width: int, rows: int, *, explained: bool) -> Panel:

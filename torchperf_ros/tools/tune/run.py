@@ -3,10 +3,13 @@
 Asks what the model is, tries, and reports: a ranked table for each tier, YAML, JSON.
 """
 
+import contextlib
 import datetime
 import json
 import math
 import tempfile
+import time
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -14,17 +17,12 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.api.text import console_table
-from torchperf_ros.settings.build_options import INT8_STATIC, installed_engines
-from torchperf_ros.tools.tune.search import (
-    TuneOptions,
-    TuneSearch,
-    TuneSpace,
-    TuneState,
-    ask_facts,
-    planned,
-    state_path,
-)
+from torchperf_ros.settings.build_options import ENGINES, INT8_STATIC
+from torchperf_ros.tools.tune.processes import TrialProcesses
+from torchperf_ros.tools.tune.search import TuneOptions, TuneSearch, TuneState, ask_facts, state_path
+from torchperf_ros.tools.tune.space import TuneSpace, planned
 from torchperf_ros.tools.tune.target import Target, tuned_parameters
 from torchperf_ros.tools.tune.trial import (
     Facts,
@@ -58,40 +56,56 @@ def tune(target: Target, options: TuneOptions, console: Console) -> int:
     """
     with tempfile.TemporaryDirectory(prefix="torchperf_") as folder:
         frames = str(Path(folder) / "frames.safetensors") if options.log else ""
-        return _tune(target, options, frames, console)
+        with contextlib.closing(TrialProcesses({**target.job(), "frames": frames})) as processes:
+            return _tune(target, options, processes, console)
 
 
-def _tune(target: Target, options: TuneOptions, frames: str, console: Console) -> int:
-    stage, node = target.stage, target.node
+def _tune(target: Target, options: TuneOptions, processes: TrialProcesses, console: Console) -> int:
+    stage, node, started_s = target.stage, target.node, time.monotonic()
     with console.status(f"loading {stage.adapter}") as status:
-        facts = ask_facts(target, options.log, frames, status.update)
+        facts = ask_facts(target, processes, options.log, status.update)
     target = target.having(facts.tiers)
+    _check_engines(options.engines, facts)
     _say(console, f"{stage.adapter}, tiers {', '.join(target.tiers)}, on {facts.machine}")
     if facts.changing:
         _say(console, facts.changing, "yellow")
     folder = open_cache(node.cache_dir, node.cache_mib).folder
     path = state_path(folder, facts.identity, facts.machine, stage.adapter, stage.options, options.seconds)
     state, now = TuneState(path), target.now(facts.threads)
-    space = TuneSpace(facts, options.limits, tuple(options.engines or installed_engines()), now)
+    space = TuneSpace(facts, options.limits, options.engines or ENGINES, now)
     if options.dry_run:
-        for candidate in planned(space):
-            known = candidate in state.of_tier(target.tiers[0])
-            _say(console, f"{candidate.label}{' (is there)' if known else ''}")
-        _say(console, "a search varies each option of the best so far: these come if only engines gain")
-        _show_left_out(facts, console)
+        for candidate in planned(space, space.search()):
+            words = ["shared process" if candidate.in_process else "process of its own"]
+            words += ["is there"] if candidate in state.of_tier(target.tiers[0]) else []
+            _say(console, f"{candidate.label} ({', '.join(words)})")
+        text = "a search varies each option of the best so far: these come if graphs and compilers gain a little"
+        _say(console, text)
+        _show_not_tried(facts.left_out, console)
         return 0
-    search, cut = TuneSearch(target, facts, options, state, console, frames), ""
+    search, cut = TuneSearch(target, facts, options, state, console, processes, started_s), ""
     try:
         search.run(space)
-        cut = "out of time" if search.out_of_time else ""
+        cut = f"no time left of --minutes {options.minutes:g}" if search.out_of_time else ""
     except KeyboardInterrupt:
         cut = _BY_USER
     rankings = {tier: search.ranking(tier) for tier in target.tiers}
-    _report(target, facts, options, rankings, cut, console)
+    not_tried = {**facts.left_out, **space.skipped}
+    not_tried |= {f"{tier}: {candidate.label}": cut for tier, candidate in search.untried(space)}
+    _report(target, facts, options, rankings, not_tried, cut, console)
     best = rankings[target.tiers[0]].best
     if cut == _BY_USER:
         return _INTERRUPTED
     return 0 if best is not None and best.group is Group.FITS else 1
+
+
+def _check_engines(asked: Sequence[str], facts: Facts) -> None:
+    """Refuse an engine that was asked for and cannot be here, or a `ConfigError` has the reason and what there is."""
+    for name in asked:
+        if name in facts.left_out:
+            there = ", ".join(each for each in ENGINES if each not in facts.left_out)
+            raise ConfigError(
+                f"--engines {name!r} is not allowed here: {facts.left_out[name]}; there are {there}"
+            )
 
 
 def _report(
@@ -99,6 +113,7 @@ def _report(
     facts: Facts,
     options: TuneOptions,
     rankings: dict[str, Ranking],
+    not_tried: dict[str, str],
     cut: str,
     console: Console,
 ) -> None:
@@ -111,7 +126,8 @@ def _report(
     for tier, found in rankings.items():
         _say(console, f"\n{target.stage.name}, tier {tier}", "bold")
         show_ranking(found, limits, target.now(facts.threads), console)
-    _show_notes(ranking, facts, console)
+    _show_notes(ranking, console)
+    _show_not_tried(not_tried, console)
     if cut:
         _say(console, f"{cut}: not everything was tried; the same command goes on from here", "yellow")
     choice = TierChoice(rankings, limits)
@@ -154,7 +170,7 @@ def _report(
             "stage": target.stage.name,
             "machine": facts.machine,
             "reference_threads": facts.threads,
-            "left_out": facts.left_out,
+            "not_tried": not_tried,
             "complete": not cut,
             "limits": vars(limits),
             "yaml": text,
@@ -225,8 +241,7 @@ def show_ranking(ranking: Ranking, limits: Limits, now: TuneCandidate | None, co
         _say(console, f"  -  {standing.trial.candidate.label}: {_short(standing.why)}", "dim")
 
 
-def _show_notes(ranking: Ranking, facts: Facts, console: Console) -> None:
-    _show_left_out(facts, console)
+def _show_notes(ranking: Ranking, console: Console) -> None:
     fewest = min((s.trial.figures.samples for s in ranking.standings if s.trial.figures), default=0)
     if fewest:
         notes = (
@@ -238,9 +253,11 @@ def _show_notes(ranking: Ranking, facts: Facts, console: Console) -> None:
         _say(console, notes, "dim")
 
 
-def _show_left_out(facts: Facts, console: Console) -> None:
-    for name, why in facts.left_out.items():
-        _say(console, f"  -  {name}: left out: {why}", "dim")
+def _show_not_tried(not_tried: dict[str, str], console: Console) -> None:
+    """What was not tried, by the reason."""
+    for why in dict.fromkeys(not_tried.values()):
+        names = ", ".join(name for name, reason in not_tried.items() if reason == why)
+        _say(console, f"not tried: {names}: {why}", "dim")
 
 
 def gain_text(figures: TrialFigures) -> str:

@@ -1,58 +1,50 @@
-"""The search: what tuning tries, in which order, and trials one after the other within a time, kept for the next run.
-
-Each trial runs in a process of its own. The order is a walk along one option after the other, not a product.
-"""
+"""The search: trials of the candidates of a stage, one after the other within a time, kept for the next run."""
 
 import contextlib
 import hashlib
+import itertools
 import json
-import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
 from torchperf_ros.api.errors import AdapterError, ConfigError, ProtocolError
-from torchperf_ros.settings.build_options import (
-    COMPILE_MODES,
-    ENGINES,
-    INT8_STATIC,
-    PRECISIONS,
-    STATIC_ENGINE,
-)
-from torchperf_ros.settings.shape_options import bucket_count, bucket_width
 from torchperf_ros.settings.user_folder import make_private
+from torchperf_ros.tools.tune.processes import TrialProcesses
+from torchperf_ros.tools.tune.space import TuneSpace, planned
 from torchperf_ros.tools.tune.target import Target
 from torchperf_ros.tools.tune.trial import (
-    BUCKET,
-    EAGER,
     Facts,
     Group,
     Limits,
+    RankedTrial,
     Ranking,
     TrialFigures,
     TrialOutcome,
     TuneCandidate,
     TuneTrial,
 )
-from torchperf_ros.workers.compile_process import CompileProcess
 from torchperf_ros.workers.control import from_json
 
-_CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
-_BUCKET_COUNTS = (4, 8)
-_MOST_STATIC_GRAPHS = 8  # each is compiled before the first frame
-_NEAR = 1.25
-_DOES = "torchperf_ros.tools.tune.trial_run"
 _FIRST_TIER_SHARE = 0.75
 _FACTS_TIMEOUT_S = 300.0
 _MOST_STATES = 64
 _S_PER_MINUTE = 60.0
 _TIMEOUT_SHARE = 0.3  # of the search's time: 180 s of the usual ten minutes
 _LEAST_TIMEOUT_S = 60.0
+# What a measurement takes of the search's time, for each side.
+_LOOK_S = 0.4
+_MEASURING_SHARE = 0.02
+# At the end so many are measured once more. Building one again and timing it beside eager takes so many times as long
+# as timing it; where all that is more than this share of the search's time, nothing is kept back for it.
+_MOST_COMPARED = 3
+_TIMES_MEASURING = 4
+_LAST_SHARE = 0.1
+_NONE_IS_NEAR = (0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -76,21 +68,18 @@ class TuneOptions:
 
 
 def ask_facts(
-    target: Target, log: Path | None = None, frames: str = "", says: Callable[[str], None] = lambda _: None
+    target: Target, processes: TrialProcesses, log: Path | None, says: Callable[[str], None]
 ) -> Facts:
-    """What the adapter is, asked in a process of its own.
+    """What the adapter is, asked in the first process: its tiers, what can be tried; or an `AdapterError`.
 
-    Its tiers, what can be tried; or an `AdapterError`.
-
-    That one also writes the frames of the log, if there is one, into the file `frames`.
+    It also writes the frames of the log, if there is one, where the processes find them.
     """
-    started_s, name = time.monotonic(), target.stage.adapter
-    own = {"tiers": [] if target.guessed else list(target.tiers), "log": "" if log is None else str(log)}
-    message = talk(target.job() | own | {"frames": frames}, _FACTS_TIMEOUT_S, says)
+    job = {"tiers": [] if target.guessed else list(target.tiers), "log": "" if log is None else str(log)}
+    message = processes.ask(job, _FACTS_TIMEOUT_S, says)
     if message["kind"] != "facts":
-        begin = "" if message["kind"] == "failed" else f"adapter {name!r}: "
+        begin = "" if message["kind"] == "failed" else f"adapter {target.stage.adapter!r}: "
         raise AdapterError(begin + message["text"])
-    return replace(from_json(Facts, message["facts"]), load_s=time.monotonic() - started_s)
+    return from_json(Facts, message["facts"])
 
 
 class TuneState:
@@ -151,163 +140,6 @@ def state_path(cache_folder: Path, *parts: object) -> Path:
     return folder / f"{hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]}.jsonl"
 
 
-class TuneSpace:
-    """Walks through the candidates for one tier.
-
-    `docs/training.md`, "What is tried", lists them, and what is left out.
-
-    Each option is varied from the best so far, cheap and promising ones first.
-
-    Attributes:
-        trials: the results of the candidates so far; the caller adds one before it asks for the next.
-    """
-
-    def __init__(
-        self,
-        facts: Facts,
-        limits: Limits,
-        engines: Iterable[str] = ENGINES,
-        now: TuneCandidate | None = None,
-    ) -> None:
-        """Start with nothing tried.
-
-        `engines` are those beside eager, `now` is how the tier is run at present.
-        """
-        self.trials: list[TuneTrial] = []
-        self._facts, self._limits = facts, limits
-        self._engines = tuple(
-            engine for engine in ENGINES[::-1] if engine in set(engines) and engine != EAGER
-        )
-        self._now = [] if now is None else [now]
-        self._seen: set[TuneCandidate] = set()
-        self._reference = TuneCandidate(threads=facts.threads)
-
-    @property
-    def ranking(self) -> Ranking:
-        return Ranking(self.trials, self._limits)
-
-    def search(self) -> Iterator[TuneCandidate]:
-        """The candidates of the walk, each once; what comes next depends on `trials`."""
-        yield from self._new([self._reference, *(one for one in self._now if one.is_eager)])
-        for vary in (self._threads, self._layouts, self._precisions):
-            if best := self._best(compiled=False):
-                yield from self._new(vary(best))
-        yield from self._compiled()
-        if best := self._best():
-            yield from self._new(self._near_threads(best))
-
-    def _compiled(self) -> Iterator[TuneCandidate]:
-        best = self._best(compiled=False)
-        if best is None or not self._engines:
-            return
-        yield from self._new(_with(best, engine=engine) for engine in self._engines)
-        yield from self._new(one for one in self._now if one.options.engine in self._engines)
-        if self._best(compiled=True) is None and best.options.precision != "fp32":
-            yield from self._new(_with(best, engine=e, precision="fp32") for e in self._engines)
-        ways = (self._compiled_precisions, self._modes, self._graphs, self._layouts, self._buckets)
-        for vary in ways:
-            ranking = self.ranking
-            compiled, eager = ranking.best_of(compiled=True), ranking.best_of(compiled=False)
-            if compiled is None or (eager is not None and compiled.p50_ms > _NEAR * eager.p50_ms):
-                return
-            yield from self._new(vary(compiled.trial.candidate))
-
-    def _new(self, candidates: Iterable[TuneCandidate]) -> Iterator[TuneCandidate]:
-        for candidate in candidates:
-            if candidate not in self._seen:
-                self._seen.add(candidate)
-                yield candidate
-
-    def _best(self, *, compiled: bool | None = None) -> TuneCandidate | None:
-        found = self.ranking.best_of(compiled=compiled)
-        return found.trial.candidate if found else None
-
-    def _threads(self, best: TuneCandidate) -> Iterator[TuneCandidate]:
-        """Up to the node's default, which leaves a core to the node."""
-        yield from (
-            replace(best, threads=count) for count in self._thread_counts() if count < self._facts.threads
-        )
-
-    def _near_threads(self, best: TuneCandidate) -> Iterator[TuneCandidate]:
-        """The next smaller and the next larger number, all cores included."""
-        counts = self._thread_counts()
-        smaller = [count for count in counts if count < best.threads][-1:]
-        larger = [count for count in counts if count > best.threads][:1]
-        yield from (replace(best, threads=count) for count in smaller + larger)
-
-    def _thread_counts(self) -> list[int]:
-        """1, 2, 4 and so on, and all cores; none on CUDA, where the CPU's threads compute nothing."""
-        cores = self._facts.cores
-        return [] if self._facts.cuda else sorted({*(1 << n for n in range(cores.bit_length())), cores})
-
-    def _layouts(self, best: TuneCandidate) -> Iterator[TuneCandidate]:
-        if "channels_last" not in self._facts.left_out:
-            yield _with(best, channels_last=not best.options.channels_last)
-
-    def _precisions(self, best: TuneCandidate) -> Iterator[TuneCandidate]:
-        for precision in PRECISIONS:
-            if precision not in self._facts.left_out and precision != INT8_STATIC:
-                yield _with(best, precision=precision)
-
-    def _static_int8(self, best: TuneCandidate) -> Iterator[TuneCandidate]:
-        """By the engine that has it; eager has not."""
-        if INT8_STATIC not in self._facts.left_out and STATIC_ENGINE in self._engines:
-            yield _with(best, engine=STATIC_ENGINE, precision=INT8_STATIC)
-
-    def _compiled_precisions(self, best: TuneCandidate) -> Iterator[TuneCandidate]:
-        """Those that eager could run right, the quickest there first."""
-        good = [
-            s for s in self.ranking.standings if s.trial.candidate.is_eager and s.group is not Group.REFUSED
-        ]
-        good.sort(key=lambda standing: standing.p50_ms)
-        for precision in dict.fromkeys(standing.trial.candidate.options.precision for standing in good):
-            yield _with(best, precision=precision)
-        yield from self._static_int8(best)
-
-    def _modes(self, best: TuneCandidate) -> Iterator[TuneCandidate]:
-        if "compile" in self._engines:
-            for mode in COMPILE_MODES:
-                if self._facts.cuda or mode not in _CUDA_GRAPH_MODES:
-                    yield _with(best, engine="compile", mode=mode)
-
-    def _graphs(self, best: TuneCandidate) -> Iterator[TuneCandidate]:
-        """Engine compile has its own, as a mode; sizes have to stay."""
-        if self._facts.cuda and not self._facts.ranges:
-            for options in (best.options, replace(best.options, engine=EAGER, mode="default")):
-                if options.engine != "compile":
-                    yield replace(best, options=replace(options, cuda_graphs=True))
-
-    def _buckets(self, best: TuneCandidate) -> Iterator[TuneCandidate]:
-        """About 4 and 8 buckets in all; where there are few enough, also with a graph for each."""
-        for most in _BUCKET_COUNTS if self._facts.ranges else ():
-            width = bucket_width(self._facts.ranges, most)
-            bucketed = replace(best, shapes=BUCKET, bucket_width=width)
-            yield bucketed
-            if (
-                best.options.engine == "compile"
-                and bucket_count(self._facts.ranges, width) <= _MOST_STATIC_GRAPHS
-            ):
-                yield _with(bucketed, dynamic="never")
-
-
-def planned(space: TuneSpace) -> list[TuneCandidate]:
-    """What would be tried if every compiled engine and nothing else gained a little; fills the space's trials."""
-    for candidate in space.search():
-        ms, of_eager = 1.0 if candidate.is_eager else 0.9, 1.0
-        times = (ms, ms, ms, ms, of_eager, of_eager, ms, ms)
-        figures = TrialFigures(*times, 1, 0.0, 0.0, 0.0, 0.0, 0.0)
-        space.trials.append(TuneTrial("", candidate, TrialOutcome.MEASURED, figures=figures))
-    return [trial.candidate for trial in space.trials]
-
-
-def _with(candidate: TuneCandidate, **changes: Any) -> TuneCandidate:  # noqa: ANN401 - values of any option
-    options = replace(candidate.options, **changes)
-    options = options.with_engine(options.engine)
-    return replace(
-        candidate, options=options if options.engine == "compile" else replace(options, mode="default")
-    )
-
-
 class TuneSearch:
     """Tries the candidates of one stage.
 
@@ -327,15 +159,19 @@ class TuneSearch:
         options: TuneOptions,
         state: TuneState,
         console: Console,
-        frames: str = "",
+        processes: TrialProcesses,
+        started_s: float | None = None,
     ) -> None:
-        self._frames = frames
+        """Take what is tried and how; its time began at `started_s`, by the monotonic clock, or now."""
         self.trials: list[TuneTrial] = []
         self.out_of_time = False
         self._target, self._facts, self._options, self._state = target, facts, options, state
-        self._judged = options.judged if facts.has_task else 0
+        self._processes, self._judged = processes, options.judged if facts.has_task else 0
         self._console, self._status, self._best = console, console.status(""), ""
-        self._started_s, self._whole_s = time.monotonic(), options.minutes * _S_PER_MINUTE
+        self._started_s = time.monotonic() if started_s is None else started_s
+        self._whole_s, self._is_new = options.minutes * _S_PER_MINUTE, False
+        self._usual_s = min(options.seconds, _MEASURING_SHARE * self._whole_s)
+        self._left: list[tuple[str, Iterator[TuneCandidate]]] = []
 
     def run(self, space: TuneSpace) -> None:
         """Try the candidates of the space, which takes the trials, on the first tier, then the best on the others.
@@ -345,26 +181,66 @@ class TuneSearch:
         first, *others = self._target.tiers
         with self._status:
             until_s = self._started_s + self._whole_s * (_FIRST_TIER_SHARE if others else 1.0)
-            for candidate in space.search():
-                trial = self._try(first, candidate, until_s)
-                if trial is None:
-                    break
-                space.trials.append(trial)
-            if space.ranking.best is None:
+            last_s = _MOST_COMPARED * _TIMES_MEASURING * self._options.seconds
+            kept_s = last_s if last_s <= _LAST_SHARE * self._whole_s else 0.0
+            self._processes.keep_spare(first, self._facts.cores)
+            self._try_all(first, space.search(), until_s - kept_s, space.trials)
+            self._compare_best(first, until_s, space.trials)
+            best = space.ranking.best
+            if best is None:
                 return
-            found = space.ranking.best.trial.candidate
+            found = best.trial.candidate
             in_fp32 = replace(found, options=replace(found.options, precision="fp32"))
             for tier in others:
-                for candidate in dict.fromkeys([found, in_fp32]):
-                    self._try(tier, candidate, self._started_s + self._whole_s)
+                both = iter(dict.fromkeys([found, in_fp32]))
+                self._try_all(tier, both, self._started_s + self._whole_s, [])
+
+    def _try_all(
+        self, tier: str, walk: Iterator[TuneCandidate], until_s: float, trials: list[TuneTrial]
+    ) -> None:
+        for candidate in walk:
+            self._left.append((tier, itertools.chain([candidate], walk)))
+            trial = self._try(tier, candidate, until_s)
+            if trial is None:
+                return
+            self._left.pop()
+            trials.append(trial)
+
+    def untried(self, space: TuneSpace) -> list[tuple[str, TuneCandidate]]:
+        """Tiers and candidates that the end of the time, or Ctrl-C, has left."""
+        return [(tier, candidate) for tier, walk in self._left for candidate in planned(space, walk)]
+
+    def _compare_best(self, tier: str, until_s: float, trials: list[TuneTrial]) -> None:
+        """Measure the best few once more, each for longer, as far as the time goes; judge the best in any case."""
+        best = self.ranking(tier).best
+        if best is None or best.trial.figures is None:
+            return
+        near = [one for one in self.ranking(tier).standings if _may_be_best(one, best)][:_MOST_COMPARED]
+        is_judged = self._judged in {0, best.trial.figures.judged}
+        if is_judged and (len(near) == 1 or not self._is_new):
+            return
+        left_s = until_s - time.monotonic()
+        seconds = min(self._options.seconds, left_s / (_TIMES_MEASURING * len(near)))
+        if seconds < self._usual_s:
+            return
+        for one in near:
+            if one.trial.took_s > until_s - time.monotonic():  # to build it again
+                continue
+            again = self._run(tier, one.trial.candidate, until_s, seconds)
+            if again and again.figures:
+                self._state.add(again)
+                for kept in (self.trials, trials):
+                    kept[kept.index(one.trial)] = again
+                self._show(again, "  measured again")
 
     def ranking(self, tier: str) -> Ranking:
         """Of one tier's trials, with the noise of the first one's, which has the most."""
         of_tier = {
             name: [trial for trial in self.trials if trial.tier == name] for name in self._target.tiers
         }
-        limits = self._options.limits
-        return Ranking(of_tier[tier], limits, Ranking(of_tier[self._target.tiers[0]], limits).noise)
+        limits, cuda = self._options.limits, self._facts.cuda
+        noise = Ranking(of_tier[self._target.tiers[0]], limits, cuda=cuda).noise
+        return Ranking(of_tier[tier], limits, noise, cuda=cuda)
 
     def _try(self, tier: str, candidate: TuneCandidate, until_s: float) -> TuneTrial | None:
         """What becomes of a candidate, or has become of it earlier.
@@ -373,32 +249,43 @@ class TuneSearch:
         """
         known = self._state.find(tier, candidate, self._options.timeout_s)
         if known and known.figures and self._judged not in {0, known.figures.judged}:
-            known = None  # earlier versions judged nothing, and the examples may be others
+            # Earlier runs judged nothing, or other examples.
+            known = None if known.figures.is_near(self._to_beat(tier)) else known
         trial = known or self._run(tier, candidate, until_s)
         if trial is None:
             self.out_of_time = True
             return None
         if not known:
             self._state.add(trial)
+            self._is_new = True
         self.trials.append(trial)
         self._show(trial, "  from an earlier run" if known else "")
         return trial
 
-    def _run(self, tier: str, candidate: TuneCandidate, until_s: float) -> TuneTrial | None:
+    def _run(
+        self, tier: str, candidate: TuneCandidate, until_s: float, seconds: float = 0.0
+    ) -> TuneTrial | None:
+        """Try it: by a short look first, or for so many seconds at once."""
         timeout_s = min(self._options.timeout_s, until_s - time.monotonic())
         if timeout_s <= 0:
             return None
-        job = self._target.job() | {
+        job = {
             "tier": tier,
             "candidate": asdict(candidate),
-            "reference_threads": self._facts.threads,
-            "seconds": self._options.seconds,
+            "start_s": self._facts.start_s,
+            "look_s": min(_LOOK_S, self._usual_s),
+            "seconds": seconds or self._usual_s,
+            "to_beat": [] if seconds else self._to_beat(tier),
             "judged": self._judged,
             "eager_accuracy": self._eager_accuracy(tier),
-            "frames": self._frames,
         }
         started_s, label = time.monotonic(), f"{tier}: {candidate.label}"
-        message = talk(job, timeout_s, lambda text: self._status.update(f"{label}: {text}{self._best}"))
+        message = self._processes.ask(
+            job,
+            timeout_s,
+            lambda text: self._status.update(f"{label}: {text}{self._best}"),
+            alone=not candidate.in_process,
+        )
         kind, took_s = message["kind"], time.monotonic() - started_s
         if kind == TrialOutcome.HUNG and timeout_s < self._options.timeout_s:
             return None
@@ -409,6 +296,16 @@ class TuneSearch:
             figures, reason = None, message["text"]
             outcome = TrialOutcome.HUNG if kind == TrialOutcome.HUNG else TrialOutcome.CRASHED
         return TuneTrial(tier, candidate, outcome, reason, figures, took_s, timeout_s)
+
+    def _to_beat(self, tier: str) -> tuple[float, ...]:
+        """The shares of a tier's best so far; of none, as for the reference, a look is all that is taken.
+
+        The few that other tiers have are all measured at length.
+        """
+        if tier != self._target.tiers[0]:
+            return ()
+        best = self.ranking(tier).best
+        return best.trial.figures.shares if best and best.trial.figures else _NONE_IS_NEAR
 
     def _eager_accuracy(self, tier: str) -> float | None:
         """Eager fp32's, as an earlier trial of the tier has found it; it is the same in every trial."""
@@ -430,32 +327,10 @@ class TuneSearch:
         self._console.print(line.append(origin), soft_wrap=True)
 
 
-def talk(job: dict[str, Any], timeout_s: float, says: Callable[[str], None]) -> dict[str, Any]:
-    """Its last message, or one of the kind `crashed` or `hung`.
-
-    It and all that it spawned is dead when this returns.
-
-    What its compilers keep on disk is its own and goes with it: compile seconds are those of a first time.
-    """
-    doing = "starting"
-    with tempfile.TemporaryDirectory(prefix="torchperf_", ignore_cleanup_errors=True) as folder:
-        job = {"tiers": [], **job, "does": _DOES, "folder": folder, "started_ns": time.monotonic_ns()}
-        process = CompileProcess(job, background=False)
-        try:
-            says(doing)
-            for message in process.messages(timeout_s):
-                if message["kind"] != "step":
-                    return message
-                doing = message["text"]
-                says(doing)
-            reason = process.death_reason() or "the trial process ended without a word"
-        except TimeoutError:
-            return {
-                "kind": TrialOutcome.HUNG,
-                "text": f"no end after {timeout_s:.0f} s, while {doing}; killed",
-            }
-        except ProtocolError as error:
-            reason = str(error)
-        finally:
-            process.close()
-    return {"kind": TrialOutcome.CRASHED, "text": f"while {doing}: {reason}"}
+def _may_be_best(one: RankedTrial, best: RankedTrial) -> bool:
+    """Whether a longer measurement could put it first."""
+    if one.group > min(best.group, Group.OVER_BUDGET) or one.trial.figures is None:
+        return False
+    return one is best or (
+        best.trial.figures is not None and one.trial.figures.is_near(best.trial.figures.shares)
+    )

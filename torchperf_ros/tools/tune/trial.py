@@ -6,17 +6,23 @@ The smallest p99 within the limits comes first, what is over the budget after it
 import enum
 import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from torchperf_ros.settings.build_options import MOST_LOSS, BuildOptions
+from torchperf_ros.settings.build_options import GRAPH, MOST_LOSS, BuildOptions
 
 EAGER, BUCKET = "eager", "bucket"
+# The step of a trial during which nothing else of tuning may run.
+MEASURING = "measuring"
 _MS_PER_S = 1e3
 _FEW = 4
 _NOISE_OF_FEW = 0.10
 _LEAST_NOISE = 0.02
 _TIE = 0.05
+# Between replays of a graph a GPU's medians differ by less than those of a CPU that others use, too.
+_TIE_ON_CUDA = 0.02
+# How much slower than the best a short look may find a candidate that is then measured at length.
+_NEAR = 1.1
 
 
 @dataclass(frozen=True)
@@ -30,10 +36,11 @@ class Facts:
         changing: why no package can be kept, where a build has other weights than the one before; ""
             otherwise.
         threads: CPU threads that the node uses by default, the reference's.
-        left_out: precision or layout -> why it does nothing, or nothing good, for this model here.
+        left_out: engine, precision or layout -> why it cannot be here, or does nothing good for this model.
         ranges: smallest and largest value of each size that varies.
         has_task: whether the adapter has a training task, which judges how accurate a candidate is.
-        load_s: seconds that such a process took to start and load the models.
+        start_s: seconds that such a process took to start and open the device, and to load the first tier's model and
+            call it.
     """
 
     identity: str
@@ -46,7 +53,7 @@ class Facts:
     left_out: dict[str, str] = field(default_factory=dict)
     ranges: tuple[tuple[int, int], ...] = ()
     has_task: bool = False
-    load_s: float = 0.0
+    start_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -76,8 +83,9 @@ class TuneCandidate:
         return len(changed) + (self.shapes == BUCKET)
 
     @property
-    def is_eager(self) -> bool:
-        return self.options.engine == EAGER
+    def in_process(self) -> bool:
+        """Whether it runs the model itself, so that nothing of it is left in the process that tries it."""
+        return self.options.engine in {EAGER, GRAPH}
 
 
 @dataclass(frozen=True)
@@ -122,8 +130,10 @@ class TrialFigures:
         with it. least_share, most_share: p50 over the reference's, in the best and in the worst fifth of
         the measurement.
         samples: how many of each; below 100, p99 lies between the two longest.
-        cold_start_s, compile_s: from the start of the process to the first answer; compiling, 0 for eager.
-        memory_mb: most memory (10^6 bytes) that the process held, resident on the CPU, allocated on CUDA.
+        cold_start_s: from the start of a process to the first answer: `Facts.start_s`, and from there on.
+        compile_s: of that, compiling; 0 where nothing is compiled.
+        memory_mb: most memory (10^6 bytes) that the process held from the candidate's build on: resident on the
+            CPU, on CUDA what torch's allocator had of the device.
         relative_l2, max_error: worst distance of its outputs from the reference's, see `Parity`.
         score: of its answers, where that is why they are good enough.
         accuracy: None where nothing judges it.
@@ -152,6 +162,16 @@ class TrialFigures:
         return self.accuracy.judged if self.accuracy else 0
 
     @property
+    def shares(self) -> tuple[float, float]:
+        """p50 and p99 over the reference's p50."""
+        return self.p50_ms / self.eager_p50_ms, self.p99_ms / self.eager_p50_ms
+
+    def is_near(self, to_beat: Sequence[float]) -> bool:
+        """Whether one of its `shares` is about as small as these, or smaller; of no other, it is."""
+        pairs = zip(self.shares, to_beat, strict=True) if to_beat else [(0.0, 0.0)]
+        return any(own <= _NEAR * other for own, other in pairs)
+
+    @property
     def break_even_frames(self) -> float:
         """Frames after which compiling has paid: compile seconds over seconds saved per frame, by medians.
 
@@ -175,7 +195,7 @@ class TuneTrial:
         outcome: measured; refused (parity, or it cannot be made); crashed; hung.
         reason: why it is not `measured`, in one line or more.
         figures: of `measured`; None otherwise.
-        took_s, timeout_s: seconds from start to end of its process, and how many it was allowed to take.
+        took_s, timeout_s: seconds that trying it took, and how many it was allowed to take.
     """
 
     tier: str
@@ -252,6 +272,9 @@ class Ranking:
 
         p99_ms = p99 of the candidate * (median over all trials of the reference's p50) / the reference's p50 here
 
+    On CUDA they count as they are: what bounds eager there is the CPU that launches its kernels, of which graphs
+    and compiled code need little.
+
     Attributes:
         standings: best first.
         best: the first, if it was measured and is not refused; it may be over the budget.
@@ -260,7 +283,9 @@ class Ranking:
             trials.
     """
 
-    def __init__(self, trials: Iterable[TuneTrial], limits: Limits, least_noise: float = 0.0) -> None:
+    def __init__(
+        self, trials: Iterable[TuneTrial], limits: Limits, least_noise: float = 0.0, *, cuda: bool = False
+    ) -> None:
         """Rank trials of one tier.
 
         `least_noise` is what more trials of another one have shown on this machine.
@@ -275,7 +300,7 @@ class Ranking:
             low, middle, high = statistics.quantiles(relative, n=4)
             noise = max(_LEAST_NOISE, (high - low) / middle)
         self.noise = max(least_noise, noise)
-        self._limits = limits
+        self._limits, self._cuda, self._tie = limits, cuda, _TIE_ON_CUDA if cuda else _TIE
         found = sorted(
             map(self._standing, trials), key=lambda s: (s.group, s.p99_ms, s.trial.candidate.changes)
         )
@@ -285,18 +310,18 @@ class Ranking:
             self.standings = (self.best, *(standing for standing in found if standing is not self.best))
 
     def is_faster(self, one: RankedTrial, other: RankedTrial) -> bool:
-        """Whether one's p99 is smaller beyond the noise, or equal within it and its p50 smaller by more than 5 %."""
+        """Whether one's p99 is smaller beyond the noise, or equal within it and its p50 smaller by more than a tie."""
         first, second = sorted((one.p99_ms, other.p99_ms))
         if first * (1 + self.noise) < second:
             return one.p99_ms == first
-        return one.p50_ms * (1 + _TIE) < other.p50_ms
+        return one.p50_ms * (1 + self._tie) < other.p50_ms
 
     def best_of(self, *, compiled: bool | None = None) -> RankedTrial | None:
-        """The best of all, of those in a compiled engine, or of those in eager.
+        """The best of all, of those in a compiled engine, or of those that run the model itself.
 
         None where none can be used.
         """
-        usable = [s for s in self.standings if compiled in {None, not s.trial.candidate.is_eager}]
+        usable = [s for s in self.standings if compiled in {None, not s.trial.candidate.in_process}]
         group = min((s.group for s in usable), default=Group.REFUSED)
         if group > Group.OVER_BUDGET:
             return None
@@ -304,15 +329,15 @@ class Ranking:
         first_ms = min(s.p99_ms for s in usable)
         tied = [s for s in usable if s.p99_ms <= first_ms * (1 + self.noise)]
         quickest_ms = min(s.p50_ms for s in tied)
-        tied = [s for s in tied if s.p50_ms <= quickest_ms * (1 + _TIE)]
+        tied = [s for s in tied if s.p50_ms <= quickest_ms * (1 + self._tie)]
         return min(tied, key=lambda s: (s.trial.candidate.changes, s.p50_ms))
 
     def _standing(self, trial: TuneTrial) -> RankedTrial:
         figures = trial.figures
         if figures is None:
             return RankedTrial(trial, Group.REFUSED, math.inf, math.inf, f"{trial.outcome}: {trial.reason}")
-        eager_ms = figures.eager_p50_ms if math.isnan(self.eager_ms) else self.eager_ms
-        correction = eager_ms / figures.eager_p50_ms
+        known = not (self._cuda or math.isnan(self.eager_ms))
+        correction = self.eager_ms / figures.eager_p50_ms if known else 1.0
         p50_ms, p99_ms = figures.p50_ms * correction, figures.p99_ms * correction
         group, why = Group.FITS, ""
         if refusal := self._limits.refusal(figures):

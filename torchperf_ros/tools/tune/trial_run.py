@@ -1,21 +1,28 @@
-"""Runs one trial: builds a tier's model in one way, compares it with eager fp32, and times both in turns.
+"""Runs trials: builds a tier's model in one way, compares it with eager fp32, and times both in turns.
 
-A process of its own does that, see `engines/compile_main.py`. Job: `adapter`, `options`, `device`,
-`started_ns` (when the process was started, by the monotonic clock); for a trial `tier`, `candidate` (see
-`TuneCandidate`), `reference_threads`, `seconds` (of measuring, for each side), `judged` (examples for the
-accuracy, 0: none), `eager_accuracy` (null: not known yet) and `frames` (a file of a log's frames, or "");
-for the facts `tiers` (none: those that the adapter builds), `log` (or "") and `frames` (where its frames
-go).
+A process does that which answers one job after the other, see `engines/compile_main.py`. It starts with `adapter`,
+`options`, `device`, `frames` (a file of a log's frames, or ""), `started_ns` (when it was started, by the monotonic
+clock) and, where it gets ready before its first job, `tier`. Each job is a line of JSON on stdin. For a trial it has
+`tier`, `candidate` (see `TuneCandidate`), `start_s` (see `Facts`), `look_s` and `seconds` (of measuring, for each
+side: of the first look, and where that is near enough), `to_beat` (`TrialFigures.shares` of the best so far; none:
+every one is near enough), `judged` (examples for the accuracy, 0: none) and `eager_accuracy` (null: not known yet).
+For the facts it has `tiers` (none: those that the adapter builds) and `log` (or "").
 
-It sends `step` (text), and at last one of `facts` (facts), `trial` (outcome, reason, figures) or `failed`
-(text: the adapter cannot be used at all).
+It sends `step` (text), and for each job one of `facts` (facts) or `trial` (outcome, reason, figures), with `goes_on`:
+whether this process takes another. `failed` (text) is its last: the adapter cannot be used at all.
 """
 
 import contextlib
+import ctypes
+import gc
+import importlib
+import io
+import json
 import os
 import platform
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -42,9 +49,9 @@ from torchperf_ros.engines.built_tier import (
 from torchperf_ros.engines.device import Device, choose_device
 from torchperf_ros.engines.fingerprint import changing_weights, files_hash, identify, tiers_of
 from torchperf_ros.engines.kept_state import KeptState
-from torchperf_ros.engines.model_transforms import applies, in_precision, matrix_precision
+from torchperf_ros.engines.model_transforms import applies
 from torchperf_ros.engines.outputs import shapes_of
-from torchperf_ros.engines.package import make_runner
+from torchperf_ros.engines.package import ENGINES, IN_PROCESS, make_runner
 from torchperf_ros.engines.package_build import peak_memory_bytes
 from torchperf_ros.engines.parity import Parity, ParityError, check_engine, random_inputs
 from torchperf_ros.engines.shape_runner import ShapeRunner
@@ -54,6 +61,8 @@ from torchperf_ros.settings.shape_options import ShapeOptions, axes_of
 from torchperf_ros.tools.log_frames import keep_frames
 from torchperf_ros.tools.tune.trial import (
     BUCKET,
+    EAGER,
+    MEASURING,
     Accuracy,
     Facts,
     TrialFigures,
@@ -64,106 +73,180 @@ from torchperf_ros.workers.control import from_json
 from torchperf_ros.workers.package_manifest import file_sha256
 
 _SAMPLES = (30, 2000)  # at least, at most
+_LOOKED = (10, 2000)  # of a first look
 _SIZES = 4  # inputs of so many sizes are timed where sizes vary
 _PARTS = 5  # of a measurement
 _BYTES_PER_MB = 1e6
+
+# What takes seconds to import and every compiled candidate on CUDA needs.
+_COMPILER = "torch._inductor.compile_fx"
 
 Say = Callable[[str], None]
 
 
 def do_job(job: Mapping[str, Any], say: Callable[..., None]) -> bool:
-    """Find the facts, or run the trial, in a process of its own."""
-    if "candidate" in job:
-        say("trial", **run_trial(job, lambda text: say("step", text=text)))
-    else:
-        if job.get("log"):
-            say("step", text=f"reading frames of {job['log']}")
-            keep_frames(job)
-        say("facts", facts=facts_of(job))
+    """Answer jobs until there are no more, or one has left this process unfit for the next."""
+    # An adapter that reads its standard input must not take a job away.
+    jobs, sys.stdin = sys.stdin, io.StringIO()
+    with torch.inference_mode():
+        bench = TrialBench(job)
+        for line in jobs:
+            answer = bench.answer(json.loads(line), lambda text: say("step", text=text))
+            say(**answer)
+            if not answer["goes_on"]:
+                return False
     return True
 
 
-def facts_of(job: Mapping[str, Any]) -> dict[str, Any]:
-    """`Facts` of the job's tiers, as a dict.
+class TrialBench:
+    """A process that tries: it keeps the tier's model from one job to the next.
 
-    What can be tried is that of the first; or a `TorchperfError`.
+    Use it inside of `torch.inference_mode`, which compilers depend on.
     """
-    device = Device(choose_device(job["device"]), 0).device
-    with _named(f"adapter {job['adapter']!r}"):
-        names = job["tiers"] or tiers_of(open_adapter(job["adapter"], job["options"], device))
-    tier, *others = (load_tier({**job, "tier": name}, 0, twice=True) for name in names)
-    task = drawing_task(tier.adapter)
-    judging = "" if task is None else files_hash(type(task))
-    identities = [identify(one, BuildOptions()) for one in (tier, *others)]
-    options = {name: BuildOptions(precision=name) for name in PRECISIONS}
-    options |= {
-        "channels_last": BuildOptions(channels_last=True),
-        "cuda_graphs": BuildOptions(cuda_graphs=True),
-    }
-    left_out = {name: applies(tier.model, each, device) for name, each in options.items()}
-    left_out[INT8_STATIC] = left_out[INT8_STATIC] or tier.why_uncalibrated()
-    axes, cores = axes_of(tier.dims, shapes_of(tier.example)), len(os.sched_getaffinity(0))
-    facts = Facts(
-        identity="".join(
-            [*(one.key for one in identities), judging, _frames_hash(job)]
-        ),  # results of all tiers are kept under one name
-        cuda=device.type == "cuda",
-        machine=(
-            f"{identities[0].device} {identities[0].capability}, {cores} cores, {platform.machine()},"
-            f" {platform.node()}, torch {torch.__version__}"
-        ),
-        threads=torch.get_num_threads(),
-        cores=cores,
-        tiers=tuple(names),
-        changing=next((one.changing for one in (tier, *others) if one.changing), ""),
-        left_out={name: why for name, why in left_out.items() if why},
-        ranges=tuple((axis.low, axis.high) for axis in axes if axis.low < axis.high),
-        has_task=task is not None,
-    )
-    return asdict(facts)
 
+    def __init__(self, job: Mapping[str, Any]) -> None:
+        """Open the device, and where the job has a `tier` get ready to try something compiled on it."""
+        self._job, self._name = job, ""
+        self._tier: TierModel | None = None
+        self._device = Device(choose_device(job["device"]), 0).device
+        self._threads = torch.get_num_threads()
+        self._opened_s = (time.monotonic_ns() - job["started_ns"]) / NS_PER_S
+        if job.get("tier"):
+            if self._device.type == "cuda":
+                importlib.import_module(_COMPILER)
+            self.tier(job["tier"])
 
-def _frames_hash(job: Mapping[str, Any]) -> str:
-    return file_sha256(Path(job["frames"])) if job.get("frames") else ""
+    def answer(self, job: Mapping[str, Any], say: Say) -> dict[str, Any]:
+        """Find the facts, or run the trial; or a `TorchperfError`, after which this must not be used."""
+        if "candidate" in job:
+            return self._trial(job, say)
+        if job["log"]:
+            say(f"reading frames of {job['log']}")
+            keep_frames({**self._job, **job})
+        return {"kind": "facts", "facts": self._facts(job["tiers"]), "goes_on": True}
 
+    def tier(self, name: str) -> "TierModel":
+        if self._tier is None or self._name != name:
+            self._tier = None
+            self._tier, self._name = load_tier({**self._job, "tier": name}, self._threads), name
+        return self._tier
 
-def run_trial(job: Mapping[str, Any], say: Say) -> dict[str, Any]:
-    """`outcome`, `reason` and `figures` of the job's candidate, see `trial.main`; or a `TorchperfError`."""
-    candidate = from_json(TuneCandidate, job["candidate"])
-    with torch.inference_mode():
-        tier = load_tier(job, job["reference_threads"])
+    def _trial(self, job: Mapping[str, Any], say: Say) -> dict[str, Any]:
+        """What becomes of the job's candidate, see `TuneTrial`."""
+        candidate, tier = from_json(TuneCandidate, job["candidate"]), self.tier(job["tier"])
+        _forget(tier.device)
+        figures, reason, goes_on = None, "", True
         try:
-            say("building" if candidate.is_eager else "compiling")
-            attempt = Attempt(tier, candidate, job["started_ns"])
+            say("building" if candidate.in_process else "compiling")
+            began_ns = time.monotonic_ns() - round(job["start_s"] * NS_PER_S)
+            attempt = Attempt(tier, candidate, began_ns)
             say("comparing with eager fp32")
             attempt.compare()
-            say("measuring")
-            figures = attempt.measure(job["seconds"])
-            if job.get("judged"):
+            say(MEASURING)
+            found = attempt.look(job["look_s"], job["seconds"], job["to_beat"])
+            if job["judged"] and found.is_near(job["to_beat"]):
                 say("judging")
-                figures["accuracy"] = attempt.judge(job["judged"], job["eager_accuracy"])
-            return {"outcome": TrialOutcome.MEASURED, "reason": "", "figures": figures}
-        except (
-            Exception
-        ) as error:  # the compiler's boundary: what it cannot take is refused with the reason
-            reason = f"parity: {error}" if isinstance(error, ParityError) else one_line(error)
-    return {"outcome": TrialOutcome.REFUSED, "reason": reason, "figures": None}
+                found = replace(found, accuracy=attempt.judge(job["judged"], job["eager_accuracy"]))
+            figures = asdict(found)
+        except ParityError as error:
+            reason = f"parity: {error}"
+        # The compiler's boundary: what it cannot take is refused with the reason. What is left of the attempt here,
+        # a capture that never ends among it, must not be in the way of the next.
+        except Exception as error:
+            reason, goes_on = one_line(error), False
+        outcome = TrialOutcome.REFUSED if figures is None else TrialOutcome.MEASURED
+        return {
+            "kind": "trial",
+            "outcome": outcome,
+            "reason": reason,
+            "figures": figures,
+            "goes_on": goes_on,
+        }
+
+    def _facts(self, tiers: Sequence[str]) -> dict[str, Any]:
+        """`Facts` of these tiers, as a dict.
+
+        What can be tried is that of the first; or a `TorchperfError`.
+        """
+        name, device = self._job["adapter"], self._device
+        with _named(f"adapter {name!r}"):
+            names = tiers or tiers_of(open_adapter(name, self._job["options"], device))
+        began_s = time.monotonic()
+        tier = self.tier(names[0])
+        start_s = self._opened_s + time.monotonic() - began_s
+        models = [tier, *(load_tier({**self._job, "tier": name}, self._threads) for name in names[1:])]
+        changing = map(_changing, names, models)
+        task = drawing_task(tier.adapter)
+        judging = "" if task is None else files_hash(type(task))
+        identities = [identify(one, BuildOptions()) for one in models]
+        options = {name: BuildOptions(precision=name) for name in PRECISIONS}
+        options["channels_last"] = BuildOptions(channels_last=True)
+        left_out = {
+            name: engine.why_not(BuildOptions(name), {}, device)
+            for name, engine in {**IN_PROCESS, **ENGINES}.items()
+        }
+        left_out |= {name: applies(tier.model, each, device) for name, each in options.items()}
+        left_out[INT8_STATIC] = left_out[INT8_STATIC] or tier.why_uncalibrated()
+        axes, cores = axes_of(tier.dims, shapes_of(tier.example)), len(os.sched_getaffinity(0))
+        frames = self._job.get("frames")
+        facts = Facts(
+            # Results of all tiers are kept under one name.
+            identity="".join(
+                [*(one.key for one in identities), judging, file_sha256(Path(frames)) if frames else ""]
+            ),
+            cuda=device.type == "cuda",
+            machine=(
+                f"{identities[0].device} {identities[0].capability}, {cores} cores, {platform.machine()},"
+                f" {platform.node()}, torch {torch.__version__}"
+            ),
+            threads=tier.threads,
+            cores=cores,
+            tiers=tuple(names),
+            changing=next(filter(None, changing), ""),
+            left_out={name: why for name, why in left_out.items() if why},
+            ranges=tuple((axis.low, axis.high) for axis in axes if axis.low < axis.high),
+            has_task=task is not None,
+            start_s=start_s,
+        )
+        return asdict(facts)
+
+
+def _changing(name: str, tier: "TierModel") -> str:
+    """Why no package of a tier could be kept: another build of it has other weights; "" where it has the same."""
+    with _named(f"tier {name!r}"):
+        return changing_weights(name, tier.model, build_model(tier.adapter, name))
+
+
+def _forget(device: torch.device) -> None:
+    """Give back what the last candidate held, and begin a new peak, so that the next one's memory is its own."""
+    gc.collect()
+    if device.type == "cuda":
+        # cuBLAS keeps a workspace for each stream that it was used on, and each capture has its own.
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    ctypes.CDLL(None).malloc_trim(0)
+    # "5" sets the peak to the present size (proc(5)); some containers do not have the file.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+
+
+def _peak_bytes(device: torch.device) -> int:
+    """The most since `_forget`: a graph's pool is the allocator's for as long as there is the graph."""
+    return torch.cuda.max_memory_reserved(device) if device.type == "cuda" else peak_memory_bytes(device)
 
 
 @dataclass(frozen=True)
 class TierModel(BuiltTier):
-    """A tier's model with eager fp32 as the reference; `changing`: why no package of it could be kept."""
+    """A tier's model, which is the reference as well: eager in fp32, as `Device` sets it."""
 
     adapter: Adapter
-    reference: Call
     threads: int
-    changing: str = ""
 
 
-def load_tier(job: Mapping[str, Any], threads: int, *, twice: bool = False) -> TierModel:
+def load_tier(job: Mapping[str, Any], threads: int) -> TierModel:
     """Load the job's `adapter`, build its `tier` on the `device`, and call it once.
-
-    `twice`: see if its weights change.
 
     Raises:
         TorchperfError: the adapter or the device cannot be used.
@@ -172,15 +255,14 @@ def load_tier(job: Mapping[str, Any], threads: int, *, twice: bool = False) -> T
     with _named(f"adapter {job['adapter']!r}, tier {name!r}"):
         adapter = open_adapter(job["adapter"], job["options"], device)
         model, dims = build_model(adapter, name), adapter.dynamic_dims()
-        changing = changing_weights(name, model, build_model(adapter, name)) if twice else ""
-        model = model.to(device)
+        with torch.inference_mode(mode=False):  # weights made under it cannot be exported
+            model = model.to(device)
         example = tuple(tensor.to(device) for tensor in adapter.example_inputs(name))
         axes_of(dims, shapes_of(example))
-    reference = in_precision(model, "fp32", device)
     doing = f"adapter {job['adapter']!r}, tier {name!r}: the model raises on its own example inputs"
     kept = KeptState(model)
     with _named(doing), torch.inference_mode():
-        reference(*example)
+        model(*example)
     kept.restore()
     return TierModel(
         model,
@@ -188,9 +270,7 @@ def load_tier(job: Mapping[str, Any], threads: int, *, twice: bool = False) -> T
         dims,
         device,
         adapter,
-        reference,
         torch.get_num_threads(),
-        changing,
         scoring=scoring_of(adapter, name, device),
         frames=read_frames(job.get("frames", ""), example, device),
     )
@@ -222,13 +302,12 @@ class Attempt:
         """
         self._tier, self._candidate = tier, candidate
         torch.set_num_threads(candidate.threads)
-        with matrix_precision(candidate.options.precision, tier.device):
-            runner = make_runner(tier, candidate.options)
-            runner.call(*tier.example)
-            if tier.device.type == "cuda":
-                torch.cuda.synchronize(tier.device)
+        runner = make_runner(tier, candidate.options)
+        runner.call(*tier.example)
+        if tier.device.type == "cuda":
+            torch.cuda.synchronize(tier.device)
         self.cold_start_s = (time.monotonic_ns() - started_ns) / NS_PER_S
-        self._call, self.compile_s = runner.call, runner.compile_s
+        self._call, self._captured, self.compile_s = runner.call, runner.captured, runner.compile_s
 
     def compare(self) -> None:
         """Compare its outputs with eager's, and find out whether its shape policy can be used.
@@ -237,8 +316,7 @@ class Attempt:
             ParityError: they are too far off.
             AdapterError: another policy would be in force.
         """
-        options, tier = self._candidate.options, self._tier
-        call = in_precision(self._call, options.precision, tier.device)
+        options, tier, call = self._candidate.options, self._tier, self._call
         dims = varying_dims(options, tier.dims)
         scoring = None if tier.scoring is None else replace(tier.scoring, held_out=tier.held_out())
         if (
@@ -246,23 +324,24 @@ class Attempt:
         ):  # which may keep state between calls, so that it would not be the same as itself
             self.parity = Parity(0.0, 0.0)
         else:
+            drawn = {} if self._captured else dims  # other sizes do not reach the graph
             self.parity = check_engine(
-                tier.reference, call, tier.example, dims, options.precision, scoring=scoring
+                tier.model, call, tier.example, drawn, options.precision, scoring=scoring
             )
-        self._call = call
-        if self._candidate.is_eager and self._candidate.shapes != BUCKET:
+        if self._candidate.in_process and self._candidate.shapes != BUCKET:
             return
         policy, started = self._candidate.shapes if tier.dims else "exact", time.perf_counter()
         fitted = ShapeRunner(  # as a worker of the node would run it
             call,
-            tier.reference,
+            tier.model,
             ShapeOptions(policy, self._candidate.bucket_width),
             tier.dims,
             tier.example,
             options.precision,
             self.parity,
             unpad=tier.adapter.unpad,
-            dynamic_engine=self._candidate.is_eager or bool(dims),
+            dynamic_engine=options.engine == EAGER or (bool(dims) and not self._captured),
+            capture=self._captured.capture if self._captured else None,
         )
         fitted.warm_up()
         if fitted.policy != policy:
@@ -271,12 +350,15 @@ class Attempt:
         if options.engine == "compile":  # a new size compiles a graph
             self.compile_s += time.perf_counter() - started
 
-    def measure(self, seconds: float) -> dict[str, Any]:
-        """`TrialFigures` of the candidate and of eager beside it, as a dict."""
-        return self._figures(*self._time(seconds))
+    def look(self, look_s: float, seconds: float, to_beat: Sequence[float]) -> TrialFigures:
+        """Measure briefly, and where that is near `to_beat`, at length: in all for so many seconds."""
+        found = self._figures(*self._time(look_s, _LOOKED)) if to_beat else None
+        if found and not found.is_near(to_beat):
+            return found
+        return self._figures(*self._time(max(look_s, seconds - look_s), _SAMPLES))
 
-    def judge(self, count: int, eager: float | None) -> dict[str, Any] | None:
-        """`Accuracy` by so many examples, with eager fp32's where that is not known yet, in the place of frames.
+    def judge(self, count: int, eager: float | None) -> Accuracy | None:
+        """Accuracy by so many examples, with eager fp32's where that is not known yet, in the place of frames.
 
         None where the adapter has no task.
         """
@@ -287,9 +369,9 @@ class Attempt:
         if eager is None:
             is_reference = self._candidate.options == BuildOptions()
             torch.set_num_threads(self._tier.threads)
-            eager = value if is_reference else self._judged(task, self._tier.reference, count)[1]
+            eager = value if is_reference else self._judged(task, self._tier.model, count)[1]
         higher_is_better = getattr(task, "higher_is_better", True)  # a task need not derive from `Task`
-        return asdict(Accuracy(name, value, eager, count, higher_is_better))
+        return Accuracy(name, value, eager, count, higher_is_better)
 
     def _judged(self, task: Task, call: Call, count: int) -> tuple[str, float]:
         try:
@@ -297,10 +379,10 @@ class Attempt:
         except AdapterError as error:
             raise AdapterError(f"{error}; --judged 0 tunes without accuracy") from error
 
-    def _figures(self, own: Timing, eager: Timing) -> dict[str, Any]:
+    def _figures(self, own: Timing, eager: Timing) -> TrialFigures:
         parts = [np.array_split(timing.times_ms, _PARTS) for timing in (own, eager)]
         shares = [float(np.median(a) / np.median(b)) for a, b in zip(*parts, strict=True)]
-        figures = TrialFigures(
+        return TrialFigures(
             p50_ms=own.median_ms,
             p95_ms=own.p95_ms,
             p99_ms=own.calibration.p99_ms,
@@ -312,20 +394,19 @@ class Attempt:
             samples=len(own.times_ms),
             cold_start_s=self.cold_start_s,
             compile_s=self.compile_s,
-            memory_mb=peak_memory_bytes(self._tier.device) / _BYTES_PER_MB,
+            memory_mb=_peak_bytes(self._tier.device) / _BYTES_PER_MB,
             relative_l2=self.parity.relative_l2,
             max_error=self.parity.max_error,
             score=self.parity.score,
         )
-        return asdict(figures)
 
-    def _time(self, seconds: float) -> tuple[Timing, Timing]:
+    def _time(self, seconds: float, rounds: tuple[int, int]) -> tuple[Timing, Timing]:
         """The candidate and the reference, each on its threads and on inputs of every size.
 
         Where the threads differ the two take turns in blocks, as a change of their number takes calls to
         settle.
         """
-        sides = ("own", self._call), ("eager", self._tier.reference)
+        sides = ("own", self._call), ("eager", self._tier.model)
         calls = [
             {f"{who} {size}": partial(call, *inputs) for size, inputs in enumerate(self._inputs())}
             for who, call in sides
@@ -333,12 +414,12 @@ class Attempt:
         share = seconds / len(calls[0])
         threads = (self._candidate.threads, self._tier.threads)
         if threads[0] == threads[1]:
-            found = time_interleaved(
-                {**calls[0], **calls[1]}, self._tier.device, seconds=share, rounds=_SAMPLES
-            )
-            return _pooled(found, "own"), _pooled(found, "eager")
+            is_reference = self._call is self._tier.model
+            timed = calls[0] if is_reference else {**calls[0], **calls[1]}
+            found = time_interleaved(timed, self._tier.device, seconds=share, rounds=rounds)
+            return _pooled(found, "own"), _pooled(found, "own" if is_reference else "eager")
         times: dict[str, list[float]] = {"own": [], "eager": []}
-        fewest, most = (count // _PARTS for count in _SAMPLES)
+        fewest, most = (count // _PARTS for count in rounds)
         with no_garbage_collection():
             for _ in range(_PARTS):
                 for count, candidates, who in zip(threads, calls, times, strict=True):

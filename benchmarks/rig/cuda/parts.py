@@ -3,152 +3,64 @@
 Each runs in a process of its own and gives tables and figures. Nothing here needs ROS.
 """
 
-import fcntl
-import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
+from xml.etree import ElementTree
 
 import numpy as np
 import torch
 
-from benchmarks.rig.bare_stage import BareStage
 from benchmarks.rig.chains import measure_curve
-from benchmarks.rig.cuda_adapter import NAMES
+from benchmarks.rig.cuda.network_parts import network_part, tune_part
+from benchmarks.rig.cuda.networks import LRASPP, RESNET, VIT
+from benchmarks.rig.cuda.place import MIB, THREADS, Found, Place, timed
+from benchmarks.rig.cuda.stages import WorkerStage, cameras, contexts, steps
 from benchmarks.rig.report import machine as describe_machine
 from benchmarks.rig.report import say
 from torchperf_ros.api.outcome import Outcome
-from torchperf_ros.engines.device import Device, choose_device
 from torchperf_ros.engines.outputs import tensors_in
-from torchperf_ros.engines.stopwatch import Timing, time_interleaved
+from torchperf_ros.engines.stopwatch import time_interleaved
 from torchperf_ros.models.camera import CameraAdapter
 from torchperf_ros.settings.build_options import BuildOptions
-from torchperf_ros.settings.config import node_config
 from torchperf_ros.stage.frame import Answer
-from torchperf_ros.tools.tune.trial import TuneCandidate
-from torchperf_ros.tools.tune.trial_run import Attempt, load_tier
 from torchperf_ros.worker.capture import MemoryRecording, ProfileRecording
 from torchperf_ros.workers.compile_process import CompileProcess
 
-ROOT: Final = Path(__file__).resolve().parents[2]
-TIERS: Final = CameraAdapter.tiers
-CHAINS: Final = (1, 15, 30)
+ROOT: Final = Path(__file__).resolve().parents[3]
 _CAMERA: Final = "torchperf_ros.models.camera:CameraAdapter"
-_MIB: Final = 1 << 20
-_THREADS: Final = 1
-_PRECISIONS: Final = ("tf32", "fp16", "bf16")
-_STARTS_WITHIN_S: Final = 120.0
-_FRAME_EVERY_S: Final = 0.05
+_CHAINS: Final = (1, 30)
 _CALM_FRAMES: Final = 10  # before each fault
 _LEFT_FRAMES: Final = 60  # after it, at most
 _LAYERS: Final = {"full": 8, "fast": 2}
 _FAULTS: Final = ("out of memory", "segfault", "hang", "context lost")
-
-
-@dataclass
-class Found:
-    """What a part found out.
-
-    Attributes:
-        tables: title, columns, rows.
-        figures: the same by name, for JSON.
-        wrong: what was not as it has to be; empty: all was.
-    """
-
-    tables: list[tuple[str, Sequence[str], list[Sequence[object]]]] = field(default_factory=list)
-    figures: dict[str, Any] = field(default_factory=dict)
-    wrong: list[str] = field(default_factory=list)
-
-
-class Place:
-    """Where a part runs, and how long it may time.
-
-    Parts build side by side; whoever times does so alone.
-    """
-
-    def __init__(self, device: str, seconds: float, folder: Path) -> None:
-        self.name, self.seconds, self.folder = device, seconds, folder
-        self._turn = os.open(folder / "turn", os.O_RDWR | os.O_CREAT)
-        fcntl.flock(self._turn, fcntl.LOCK_SH)
-
-    def device(self) -> Device:
-        """The device, taken as a worker takes it."""
-        return Device(choose_device(self.name), _THREADS)
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Wait until no other part runs."""
-        fcntl.flock(self._turn, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.flock(self._turn, fcntl.LOCK_SH)
+_MOST_TESTS_AT_ONCE: Final = 4
+"""Each has a CUDA context of its own, and other parts build meanwhile."""
 
 
 def machine(place: Place) -> Found:
     """What this runs on."""
     device = place.device().device
-    found = {**describe_machine(), "threads": _THREADS}
+    found = {**describe_machine(), "threads": THREADS}
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         found |= {
             "device": properties.name,
             "capability": f"{properties.major}.{properties.minor}",
-            "memory_mib": properties.total_memory // _MIB,
+            "memory_mib": properties.total_memory // MIB,
             "multiprocessors": properties.multi_processor_count,
             "cuda": torch.version.cuda,
             "integrated": bool(properties.is_integrated),
             "uuid": str(getattr(properties, "uuid", "")),
         }
     return Found([("Machine", ("", ""), [(key, str(value)) for key, value in found.items()])], found)
-
-
-def engines(tier: str, options: Sequence[BuildOptions]) -> Callable[[Place], Found]:
-    """Engines and precisions on one tier of the camera's detector, with parity, each in turns with eager fp32."""
-
-    def run(place: Place) -> Found:
-        with torch.inference_mode():
-            model = load_tier(
-                {"adapter": _CAMERA, "options": {}, "device": place.name, "tier": tier}, _THREADS
-            )
-            attempts, refused = {}, {}
-            for each in options:
-                say(f"building {each.label}")
-                try:
-                    attempts[each.label] = attempt = Attempt(
-                        model, TuneCandidate(each, _THREADS), time.monotonic_ns()
-                    )
-                    attempt.compare()
-                except (
-                    Exception
-                ) as error:  # the compiler's boundary: the others are measured, and this one is named
-                    attempts.pop(each.label, None)
-                    refused[each.label] = f"{type(error).__name__}: {error}".splitlines()[0]
-            with place.alone():
-                figures = {label: attempt.measure(place.seconds) for label, attempt in attempts.items()}
-        rows: list[Sequence[object]] = [
-            (
-                label,
-                f["p50_ms"],
-                f["p99_ms"],
-                f["eager_p50_ms"] / f["p50_ms"],
-                f["compile_s"],
-                f["relative_l2"],
-            )
-            for label, f in figures.items()
-        ]
-        columns = ("", "p50 ms", "p99 ms", "times eager", "compile s", "relative L2")
-        tables = [(f"Camera, tier {tier}, one frame on the device", columns, rows)]
-        wrong = [f"{label}: {why}" for label, why in refused.items()]
-        return Found(tables, {**figures, "refused": refused}, wrong if model.device.type == "cuda" else [])
-
-    return run
 
 
 def copies(place: Place) -> Found:
@@ -185,7 +97,7 @@ def copies(place: Place) -> Found:
                 device.device,
                 seconds=place.seconds,
             )
-    return _timed("Copies", timings)
+    return timed("Copies", timings)
 
 
 def streams(place: Place) -> Found:
@@ -227,7 +139,7 @@ def streams(place: Place) -> Found:
                 inner=1,
             )
     torch.cuda.synchronize()
-    return _timed("Detector, fast, beside matrix products on another stream, by its own stream", found)
+    return timed("Detector, fast, beside matrix products on another stream, by its own stream", found)
 
 
 def chain(length: int) -> Callable[[Place], Found]:
@@ -281,7 +193,7 @@ def memory(place: Place) -> Found:
         "kept": len(kept),
         **device.memory_bytes(),
     }
-    wanted = {"memory.md", *(("cuda_memory.pickle", "cuda_memory.txt") if device.is_cuda else ())}
+    wanted = {"memory.txt", *(("cuda_memory.pickle", "cuda_memory.txt") if device.is_cuda else ())}
     wrong = [f"{name} was not written" for name in sorted(wanted - set(files))]
     wrong += [f"writing took {took_s:.0f} s"] if took_s > 20 else []
     return Found(
@@ -311,63 +223,12 @@ def profile(place: Place) -> Found:
     return Found([("Profile", ("", ""), [("summary", summary)])], {"summary": summary}, wrong)
 
 
-class WorkerStage(BareStage):
-    """A stage on a part's device."""
-
-    def __init__(
-        self, place: Place, adapter: str, options: Mapping[str, Any], **parameters: object
-    ) -> None:
-        values = {
-            "adapter": adapter,
-            "output": "path",
-            "tiers": ["full", "fast"],
-            "backup": "standby",
-            "budget_ms": 1000.0 * _FRAME_EVERY_S,
-            "hang_ms": 200.0,
-            "max_frame_bytes": _MIB,
-            "engine": "eager",
-            **parameters,
-        }
-        node = {
-            "stages": ["bench"],
-            "device": place.name,
-            "worker_threads": _THREADS,
-            "cache_dir": str(place.folder / "cache"),
-        }
-        super().__init__(
-            node_config(node, {"bench": values}), "bench", options, start_timeout_s=_STARTS_WITHIN_S
-        )
-
-    def start(self, within_s: float = _STARTS_WITHIN_S) -> float:
-        """Start the workers and wait for all; returns the seconds until the first can serve."""
-        started = time.monotonic()
-        super().start(within_s)
-        took_s = time.monotonic() - started
-        self.settle()
-        return took_s
-
-    def settle(self) -> None:
-        """Wait until every worker is there and idle."""
-        workers = self.actor.pool.workers
-        self.until(lambda: all(w is not None and w.idle for w in list(workers)), "all workers are idle")
-
-    def ask(self, fault: str = "") -> Answer:
-        """Offer one frame at the stage's pace and wait for its answer."""
-        seen, next_at = len(self.answers), time.monotonic() + _FRAME_EVERY_S
-        self.offer(NAMES.index(fault) + 1 if fault else 0)
-        with self.news:
-            if not self.news.wait_for(lambda: len(self.answers) > seen, _STARTS_WITHIN_S):
-                raise TimeoutError(f"a frame was not answered: {fault or 'no fault'}")
-        time.sleep(max(0.0, next_at - time.monotonic()))
-        return self.answers[seen]
-
-
 def workers(place: Place) -> Found:
     """Frames that run out of memory, that end or hang who runs them, or cost them the device.
 
     Who answers, when.
     """
-    stage = WorkerStage(place, "benchmarks.rig.cuda_adapter:CudaAdapter", {"layers": _LAYERS})
+    stage = WorkerStage(place, "benchmarks.rig.cuda.adapter:CudaAdapter", {"layers": _LAYERS})
     rows: list[Sequence[object]] = []
     figures: dict[str, Any] = {}
     wrong = []
@@ -420,13 +281,13 @@ def workers(place: Place) -> Found:
 
 def start(place: Place) -> Found:
     """The first start with no package, and one from packages."""
-    adapter, tiers = _CAMERA, ["full", "fast"]
+    adapter, tiers = _CAMERA, ["full"]
     cache = place.folder / "cache"
     job = {
         "adapter": adapter,
         "options": {},
         "device": place.name,
-        "threads": _THREADS,
+        "threads": THREADS,
         "tiers": tiers,
         "build": [BuildOptions("aoti").as_dict()] * len(tiers),
         "packages": [""] * len(tiers),
@@ -446,7 +307,7 @@ def start(place: Place) -> Found:
         raise RuntimeError("; ".join(failed) or ended)
     figures: dict[str, Any] = {"build_s": built_s}
     with place.alone():
-        for engine in ("eager", "aoti"):
+        for engine in ("eager", "auto", "aoti"):
             stage = WorkerStage(place, adapter, {}, engine=engine, tiers=tiers, output="detections")
             try:
                 figures[f"{engine}_ready_s"] = stage.start()
@@ -467,90 +328,105 @@ def start(place: Place) -> Found:
     return Found([("Start of the camera's stage, first worker ready", ("", "s"), rows)], figures, wrong)
 
 
-def tests(*, own_processes: bool) -> Callable[[Place], Found]:
-    """The tests marked `gpu`, of the files that have any, as others may need what is not installed here."""
-    marked = [
-        file
+def tests(place: Place) -> Found:
+    """The tests marked `gpu`, side by side, of the files that have any: others may need what is not installed here."""
+    files = [
+        str(file)
         for file in sorted(ROOT.glob("test/**/test_*.py"))
         if "mark.gpu" in file.read_text(encoding="utf-8")
     ]
-    files = [str(file) for file in marked if (file.stem == "test_on_cuda") == own_processes]
-
-    def run(place: Place) -> Found:
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-m",
-            "gpu",
-            "--no-header",
-            "-p",
-            "no:cacheprovider",
-            *files,
-        ]
-        done = subprocess.run(
-            command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
-        )
-        lines = done.stdout.strip().splitlines()
-        last = lines[-1] if lines else ""
-        bad = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
-        figures = {"status": done.returncode, "last": last, "bad": bad, "output": done.stdout[-20_000:]}
-        wrong = [f"pytest ended with {done.returncode}: {last}"] if done.returncode else []
-        return Found([("Tests marked gpu", ("",), [(last,), *((line,) for line in bad)])], figures, wrong)
-
-    return run
-
-
-def _timed(title: str, timings: Mapping[str, Timing]) -> Found:
-    figures = {
-        name: {"p50_ms": t.median_ms, "p99_ms": t.p99_ms, "samples": len(t.times_ms)}
-        for name, t in timings.items()
-    }
-    rows = [(name, *values.values()) for name, values in figures.items()]
-    return Found([(title, ("", "p50 ms", "p99 ms", "samples"), rows)], figures)
+    at_once = min(_MOST_TESTS_AT_ONCE, len(os.sched_getaffinity(0)))
+    report = place.folder / "tests.xml"
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-v",
+        "--tb=short",
+        "-m",
+        "gpu",
+        "--no-header",
+        "-p",
+        "no:cacheprovider",
+    ]
+    command += ["-n", str(at_once), "--dist", "worksteal", f"--junitxml={report}", *files]
+    # What it prints goes to this part's log as it comes, and is there if the part is killed.
+    with subprocess.Popen(
+        command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as process:
+        assert process.stdout
+        lines = []
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            lines += [line.rstrip()] if line.strip() else []
+    status = process.returncode
+    last = lines[-1] if lines else ""
+    bad = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
+    cases = list(ElementTree.parse(report).iter("testcase")) if report.exists() else []
+    took_s = {f"{case.get('classname')}::{case.get('name')}": float(case.get("time", 0)) for case in cases}
+    figures = {"status": status, "last": last, "bad": bad, "took_s": took_s}
+    figures["output"] = "\n".join(lines)[-20_000:] if bad else ""
+    wrong = [f"pytest ended with {status}: {last}", *bad] if status else []
+    longest = sorted(took_s.items(), key=lambda each: -each[1])[:10]
+    tables: list[tuple[str, Sequence[str], list[Sequence[object]]]] = [
+        ("Tests marked gpu", ("",), [(last,), *((line,) for line in bad)]),
+        ("Tests that took longest", ("", "s"), list(longest)),
+    ]
+    return Found(tables, figures, wrong)
 
 
 def _parts() -> dict[str, Callable[[Place], Found]]:
-    plain = BuildOptions()
-    reduced = [BuildOptions(precision=name) for name in _PRECISIONS]
-    compiled = [
-        BuildOptions("compile"),
-        BuildOptions("aoti"),
-        BuildOptions("aoti", precision="fp16"),
-        BuildOptions("aoti", precision="tf32"),
-        BuildOptions("aoti", channels_last=True),
-    ]
-    graphs = [
-        BuildOptions(cuda_graphs=True),
-        BuildOptions(precision="fp16", cuda_graphs=True),
-        BuildOptions("aoti", cuda_graphs=True),
-        BuildOptions("compile", mode="reduce-overhead"),
-    ]
+    networks = {RESNET: "resnet50", LRASPP: "lraspp", VIT: "vit"}
     return {
         "machine": machine,
-        "workers": workers,
+        **{short: network_part(name, half=False) for name, short in networks.items()},
+        **{f"{short}-fp16": network_part(name, half=True) for name, short in networks.items()},
         "start": start,
-        **{f"engines-{tier}": engines(tier, [plain, *reduced, *compiled]) for tier in TIERS[:1]},
-        **{f"engines-{tier}": engines(tier, [plain, *reduced[1:2], *compiled[:2]]) for tier in TIERS[1:]},
-        **{f"graphs-{tier}": engines(tier, [plain, *graphs]) for tier in (TIERS[0], TIERS[-1])},
-        **{f"chain-{length}": chain(length) for length in CHAINS},
+        **{f"chain-{length}": chain(length) for length in _CHAINS},
+        "tests": tests,
+        "steps": steps,
+        "cameras": partial(cameras, precision="fp16"),
+        "cameras-fp32": partial(cameras, precision="fp32"),
+        "contexts": contexts,
+        "workers": workers,
         "copies": copies,
         "streams": streams,
         "memory": memory,
         "profile": profile,
-        "tests": tests(own_processes=False),
-        "tests-on-cuda": tests(own_processes=True),
+        **{f"tune-{short}": tune_part(name) for name, short in networks.items() if name != VIT},
     }
 
 
 PARTS: Final = _parts()
-LAST: Final = frozenset({"tests", "tests-on-cuda"})  # once nothing is timed any more
-CUDA_ONLY: Final = frozenset({*LAST, "streams", *(name for name in PARTS if name.startswith("graphs-"))})
+USUAL: Final = [name for name in PARTS if name != "cameras-fp32"]
+GROUPS: Final = {
+    "networks": [name for name in PARTS if name.partition("-")[0] in {"resnet50", "lraspp", "vit"}],
+    "tune": [name for name in PARTS if name.startswith("tune-")],
+}
+"""Names that stand for several parts."""
+_TIMES_ONLY: Final = (
+    "steps",
+    "cameras",
+    "cameras-fp32",
+    "contexts",
+    "workers",
+    "copies",
+    "streams",
+    "memory",
+    "profile",
+)
+PHASES: Final = (
+    _TIMES_ONLY,
+    tuple(name for name in PARTS if name not in {*_TIMES_ONLY, *GROUPS["tune"]}),
+    tuple(GROUPS["tune"]),
+)
+"""What only times; what builds first, and the tests, which nothing is timed beside; what takes a minute alone."""
+CUDA_ONLY: Final = frozenset({"tests", "streams", "cameras-fp32", *GROUPS["networks"][1:]})
+"""Parts that a CPU cannot run, or not within minutes."""
 
 
 def run_part(name: str, device: str, seconds: float, folder: Path) -> int:
     """Run one part in this process and write what it found to the shared folder."""
-    found = PARTS[name](Place(device, seconds, folder))
-    (folder / f"{name}.json").write_text(json.dumps(asdict(found), default=str), encoding="utf-8")
+    place = Place(device, seconds, folder, name)
+    place.keep(PARTS[name](place))
     return 0

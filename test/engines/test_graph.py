@@ -1,0 +1,409 @@
+"""CUDA graphs: what is replayed, what is known of models that cannot be captured, and what auto makes of both."""
+
+import contextlib
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+import weakref
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from torchperf_ros.engines.built_tier import BuiltTier
+from torchperf_ros.engines.fingerprint import identify
+from torchperf_ros.engines.graph import CaptureFailed, CaptureRecord, GraphReplay
+from torchperf_ros.engines.package import make_runner
+from torchperf_ros.settings.build_options import BuildOptions
+from torchperf_ros.workers.package_cache import PackageCache
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+
+
+def layers(device):
+    torch.manual_seed(0)
+    return (
+        torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+        .eval()
+        .to(device)
+    )
+
+
+class Recorded(TorchDispatchMode):
+    """A CUDA graph without CUDA: its kernels, with the addresses of what was there before, which it keeps not alive.
+
+    As on a device, what waits for a value cannot be captured.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.kernels, self.made = [], []
+
+    def __torch_dispatch__(self, kernel, types, args=(), kwargs=None):
+        if kernel is torch.ops.aten._local_scalar_dense.default:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        made = kernel(*args, **(kwargs or {}))
+        self.kernels.append(
+            (kernel, pytree.tree_map_only(torch.Tensor, self.address, args), kwargs or {}, made)
+        )
+        self.made.append(made)
+        return made
+
+    def pool(self):
+        return (0, 1)
+
+    def address(self, tensor):
+        return (lambda: tensor) if any(tensor is one for one in self.made) else weakref.ref(tensor)
+
+    def replay(self):
+        for kernel, args, kwargs, made in self.kernels:
+            made.copy_(kernel(*(arg() if callable(arg) else arg for arg in args), **kwargs))
+
+
+@pytest.fixture
+def streams(monkeypatch):
+    """CUDA's streams and graphs without CUDA: the caller's stream, and which streams wait and are set."""
+    cuda, waits, current = torch.cuda, [], []
+    side, caller = (SimpleNamespace(name=name, wait_stream=waits.append) for name in ("side", "caller"))
+    monkeypatch.setattr(cuda, "current_stream", lambda _: caller)
+    monkeypatch.setattr(cuda, "Stream", lambda _: side)
+    monkeypatch.setattr(cuda, "stream", contextlib.nullcontext)
+    monkeypatch.setattr(cuda, "CUDAGraph", Recorded)
+    monkeypatch.setattr(cuda, "graph", lambda graph, pool, capture_error_mode: graph)
+    monkeypatch.setattr(cuda, "set_stream", current.append)
+    return SimpleNamespace(side=side, caller=caller, waits=waits, current=current)
+
+
+def test_given_a_captured_model_that_is_kept_nowhere_else_when_called_then_its_weights_answer_every_shape(
+    streams,
+):
+    net, calls = layers(CPU), []
+    net.register_forward_pre_hook(lambda *_: calls.append(1))
+    frames = [torch.randn(2, 8) for _ in range(3)]
+    others = [torch.randn(3, 8), torch.randn(2, 2, 8)]
+    with torch.inference_mode():
+        expected = [net(frame) for frame in frames + others]
+        calls.clear()
+        replay = GraphReplay(net, (torch.zeros(2, 8),))
+        del net
+        gc.collect()
+        assert len(calls) == 4  # three to warm up, on a stream of their own, and one to capture
+        assert streams.waits == [streams.caller, streams.side]
+        for frame, answer in zip(frames, expected, strict=False):
+            torch.testing.assert_close(replay(frame), answer)
+        assert len(calls) == 4  # the graph alone answered
+        for frame, answer in zip(others, expected[3:], strict=True):
+            torch.testing.assert_close(replay(frame), answer)  # not captured: the model itself answers
+        assert len(calls) == 6
+
+
+def test_given_a_model_that_waits_for_a_value_when_captured_then_the_error_says_so_and_the_stream_is_the_callers(
+    streams,
+):
+    with pytest.raises(
+        CaptureFailed,
+        match=r"it cannot be captured as a CUDA graph: test_graph.py:\d+: .*: RuntimeError: operation not permitted",
+    ):
+        GraphReplay(lambda x: x * float(x.sum()), (torch.ones(3),))
+    assert streams.current == [streams.caller]
+
+
+@pytest.mark.gpu
+def test_given_a_captured_model_when_replayed_then_each_result_is_that_of_its_own_input():
+    net = layers(CUDA)
+    with torch.inference_mode():
+        replay = GraphReplay(net, (torch.zeros(2, 8, device=CUDA),))
+        for seed in range(3):
+            inputs = torch.randn(2, 8, generator=torch.Generator().manual_seed(seed)).to(CUDA)
+            assert torch.allclose(replay(inputs), net(inputs), atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("engine", ["eager", "aoti"])
+def test_given_cuda_graphs_with_an_engine_when_made_then_it_agrees_with_eager(engine):
+    """The memory that the captured copy's weights had is written to.
+
+    The graph still has to read its weights.
+    """
+    net, inputs = layers(CUDA), torch.randn(2, 8, device=CUDA)
+    options = BuildOptions(engine=engine, cuda_graphs=True, precision="fp16")  # of a copy of the model
+    runner = make_runner(BuiltTier(net, (torch.zeros(2, 8, device=CUDA),), {}, CUDA), options)
+    gc.collect()
+    torch.cuda.empty_cache()
+    filled = [torch.full((1 << 20,), 1e4, device=CUDA) for _ in range(64)]
+    with torch.inference_mode():
+        assert torch.allclose(runner.call(inputs), net(inputs), atol=1e-2)
+    del filled
+
+
+@pytest.mark.gpu
+def test_given_a_model_that_waits_for_the_device_when_captured_then_the_error_says_so():
+    """In a process of its own: a failed capture leaves nothing that can be relied on."""
+    code = """
+        import torch
+        from torchperf_ros.engines.graph import CaptureFailed, GraphReplay
+        try:
+            GraphReplay(lambda x: x * float(x.sum()), (torch.ones(3, device="cuda"),))
+        except CaptureFailed as error:
+            print(error, flush=True)
+        import os
+        os._exit(0)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.startswith("it cannot be captured as a CUDA graph: "), done.stderr
+
+
+@pytest.fixture
+def record(tmp_path):
+    """What is known of one model, as each process finds it anew."""
+    folder = tmp_path / "cache"
+    tier = BuiltTier(layers(CPU), (torch.zeros(2, 8),), {}, CPU)
+    identity = identify(tier, BuildOptions("graph"))
+    return lambda: CaptureRecord(PackageCache(folder, 1 << 20), identity)
+
+
+def fail(record, cause):
+    with pytest.raises(CaptureFailed) as caught, record().trying():
+        raise CaptureFailed("it cannot be captured: mask.item()") from cause
+    return caught.value
+
+
+def test_given_a_capture_that_failed_when_another_process_asks_then_it_has_the_reason(record):
+    assert record().why_not() == ""
+    assert fail(record, RuntimeError("operation not permitted")).is_known
+    assert record().why_not() == "it cannot be captured: mask.item()"
+
+
+def test_given_a_capture_that_lacked_memory_when_another_process_asks_then_it_may_try(record):
+    assert not fail(record, torch.OutOfMemoryError("out of memory")).is_known
+    assert record().why_not() == ""
+
+
+def die_capturing(record):
+    if not (pid := os.fork()):
+        with record().trying():
+            os._exit(9)
+    os.waitpid(pid, 0)
+
+
+def test_given_processes_that_died_of_a_capture_when_another_asks_then_one_may_be_chance_and_two_are_not(
+    record,
+):
+    die_capturing(record)
+    assert record().why_not() == ""
+    die_capturing(record)
+    assert record().why_not() == "2 processes have died while they captured it"
+
+
+def test_given_a_process_that_died_when_the_next_captures_then_the_death_is_forgotten(record):
+    die_capturing(record)
+    with record().trying():
+        pass
+    die_capturing(record)
+    assert record().why_not() == ""
+
+
+def test_given_a_folder_that_cannot_be_written_when_a_capture_fails_then_the_next_process_has_to_be_informed(
+    tmp_path,
+):
+    tier = BuiltTier(layers(CPU), (torch.zeros(2, 8),), {}, CPU)
+    (tmp_path / "file").touch()
+    cache = PackageCache(tmp_path / "file" / "cache", 1 << 20)
+    record = CaptureRecord(cache, identify(tier, BuildOptions("graph")))
+    assert not fail(lambda: record, RuntimeError()).is_known
+    assert record.why_not() == ""
+
+
+@pytest.mark.usefixtures("streams")
+def test_given_sizes_when_each_is_captured_then_each_is_replayed_and_others_run_the_model():
+    net, calls = layers(CPU), []
+    net.register_forward_pre_hook(lambda *_: calls.append(1))
+    with torch.inference_mode():
+        replay = GraphReplay(net, (torch.zeros(2, 8),))
+        replay.capture((torch.zeros(4, 8),))
+        replay.capture((torch.zeros(4, 8),))
+        assert len(calls) == 8
+        for rows, by_model in ((2, 0), (4, 0), (3, 1)):
+            calls.clear()
+            frame = torch.randn(rows, 8)
+            found = replay(frame).clone()
+            assert len(calls) == by_model
+            torch.testing.assert_close(found, net(frame))
+
+
+def test_given_engine_graph_on_the_cpu_when_made_then_the_reason_names_the_device():
+    from torchperf_ros.engines.engine import EngineUnavailable
+
+    with pytest.raises(EngineUnavailable, match="engine graph runs on cuda; the device here is cpu"):
+        make_runner(BuiltTier(layers(CPU), (torch.zeros(2, 8),), {}, CPU), BuildOptions("graph"))
+
+
+# --- as a worker loads it; each in a process of its own, as a failed capture leaves nothing to rely on
+
+LOADED = """
+    import sys
+    import torch
+    from torchperf_ros.api.adapter import Adapter
+    from torchperf_ros.engines.built_tier import build_model
+    from torchperf_ros.engines.device import Device, choose_device
+    from torchperf_ros.engines.graph import CaptureFailed
+    from torchperf_ros.settings.build_options import BuildOptions
+    from torchperf_ros.settings.shape_options import ShapeOptions
+    from torchperf_ros.worker.tier_loader import TierLoader
+    from torchperf_ros.workers.worker_setup import WorkerSetup
+
+    class Net(torch.nn.Module):
+        def __init__(self, waits):
+            super().__init__()
+            self.layers = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.ReLU(), torch.nn.Linear(64, 4))
+            self.waits = waits
+
+        def forward(self, x):
+            if self.waits and float(x.sum()) > 1e9:
+                return self.layers(-x)
+            return self.layers(x)
+
+    class Own(Adapter):
+        inputs, output = {"x": "std_msgs/msg/String"}, "std_msgs/msg/String"
+
+        def __init__(self, options, device):
+            self.options, self.device = options, device
+
+        def build(self, tier):
+            torch.manual_seed(0)
+            return Net(self.options.get("waits", False))
+
+        def example_inputs(self, tier):
+            return (torch.ones(1, 8, device=self.device),)
+
+        def dynamic_dims(self):
+            return {0: {0: (1, 8)}} if self.options.get("varies") else {}
+
+        def unpad(self, outputs, shapes):
+            return outputs[: shapes[0][0]]
+
+        def preprocess(self, messages):
+            raise NotImplementedError
+
+        def postprocess(self, outputs, messages):
+            raise NotImplementedError
+
+    device, said = Device(choose_device("cuda:0"), 1), []
+
+    def load(options=BuildOptions("auto"), shapes=ShapeOptions("dynamic"), batch=1, **own):
+        adapter = Own(own, device.device)
+        setup = WorkerSetup("tested", "", {}, ("full",), (options,), ("",), (0,), (-1,), cache_dir=sys.argv[1],
+                            cache_mib=4096, shapes=shapes, batch=batch)
+        loader = TierLoader(adapter, setup, device, said.append)
+        with torch.inference_mode():
+            tier = loader.load(0)
+            eager = build_model(adapter, "full").to(device.device)
+            for rows in (1, 3, 5, 1) if own.get("varies") else (1, 1, 1):
+                inputs = (torch.randn(rows, 8),)
+                found = tier.run(inputs)[0]
+                assert torch.allclose(found, eager(inputs[0].to(device.device)), atol=1e-4), (rows, tier.facts)
+        return tier, loader
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Runs code in a new process, after what `LOADED` gives it, with one cache for all; returns what it prints."""
+    cache = tmp_path / "cache"
+
+    def run(code):
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(LOADED) + textwrap.dedent(code), str(cache)],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+        return done.stdout
+
+    return run
+
+
+@pytest.mark.gpu
+def test_given_auto_and_no_package_when_loaded_then_a_graph_answers_from_the_first_frame(run):
+    run("""
+        tier, loader = load()
+        found = tier.facts.engine, tier.facts.why, loader.missing
+        assert found == ("graph", "not compiled yet", ["full"]), tier.facts
+        assert device.graph_bytes >= 0 and not said
+        tier, loader = load(BuildOptions("graph", precision="tf32"))
+        assert (tier.facts.engine, tier.facts.why, loader.missing) == ("graph", "", []), tier.facts
+    """)
+
+
+@pytest.mark.gpu
+def test_given_sizes_that_vary_when_loaded_then_buckets_and_batches_have_a_graph_each_and_others_are_refused(
+    run,
+):
+    run("""
+        tier, _ = load(BuildOptions("graph"), varies=True)
+        assert tier.facts.engine == "eager" and "sizes vary" in tier.facts.why, tier.facts
+        tier, _ = load(BuildOptions("graph"), ShapeOptions("bucket", 4), varies=True)
+        assert (tier.facts.engine, tier.report().misses) == ("graph", 0), (tier.report(), said)
+        tier, _ = load(BuildOptions("graph"), batch=4, varies=True)
+        assert (tier.facts.engine, tier.report().misses) == ("graph", 1), tier.report()  # five at once are more
+    """)
+
+
+@pytest.mark.gpu
+def test_given_a_model_that_waits_when_a_process_has_found_out_then_the_next_runs_it_in_eager_and_says_where(
+    run,
+):
+    found = run("""
+        import os
+        try:
+            load(BuildOptions("graph"), waits=True)
+        except CaptureFailed as error:
+            print(error.is_known, error, flush=True)
+            os._exit(0)
+    """)
+    assert found.startswith("True it cannot be captured as a CUDA graph: "), found
+    run("""
+        tier, _ = load(BuildOptions("graph"), waits=True)
+        assert tier.facts.engine == "eager" and "no CUDA graph: it cannot be captured" in tier.facts.why, tier.facts
+        tier, loader = load(waits=True)
+        assert (tier.facts.engine, loader.missing) == ("eager", ["full"]), tier.facts
+    """)
+
+
+@pytest.mark.gpu
+def test_given_auto_when_everything_is_built_then_graphs_are_timed_too_and_the_chosen_way_runs(run):
+    run("""
+        from torchperf_ros.engines import package_build
+
+        package_build.open_adapter = lambda path, options, on: Own(options, on)
+        news = []
+        job = {"adapter": "own:Own", "options": {}, "device": "cuda:0", "threads": 1, "tiers": ["full"],
+               "build": [BuildOptions("auto").as_dict()], "cache_dir": sys.argv[1], "cache_mib": 4096}
+        assert package_build.do_job(job, lambda kind, **fields: news.append((kind, fields))), news
+        (built,) = [fields for kind, fields in news if kind == "built"]
+        for way in ("eager", "graph", "aoti", "aoti cuda_graphs"):
+            assert f"{way} " in built["choice"], built["choice"]
+        tier, loader = load()
+        assert not loader.missing and tier.facts.choice == built["choice"], (tier.facts, said)
+        assert tier.facts.engine == built["engine"].split()[0]
+    """)
+
+
+def test_given_a_model_that_cannot_be_captured_when_the_cache_is_listed_then_it_is_named_and_all_forgets_it(
+    record, tmp_path, capsys
+):
+    from torchperf_ros.tools import compile_command
+
+    fail(record, RuntimeError())
+    compile_command.cache(cache_dir=str(tmp_path / "cache"))
+    assert "runs without a CUDA graph: it cannot be captured: mask.item()" in capsys.readouterr().out
+    compile_command.cache(remove="all", cache_dir=str(tmp_path / "cache"))
+    assert record().why_not() == ""
