@@ -160,8 +160,9 @@ class Rounds(Waitable):
         return False
 
 
-def test_given_a_best_effort_trigger_when_messages_come_then_the_nodes_executor_sleeps_on(stranger):
-    stream = Stream(stranger, Taker(), ReliabilityPolicy.BEST_EFFORT)
+@pytest.mark.parametrize("reliability", [ReliabilityPolicy.BEST_EFFORT, ReliabilityPolicy.RELIABLE])
+def test_given_a_trigger_when_messages_come_then_the_nodes_executor_sleeps_on(stranger, reliability):
+    stream = Stream(stranger, Taker(), reliability)
     executor, rounds = SingleThreadedExecutor(context=stranger.context), Rounds(stranger)
     executor.add_node(stranger)
     with Received(stream):

@@ -194,14 +194,13 @@ class RingSubscription:
         subscription.callback_group = group = MutuallyExclusiveCallbackGroup()
         group.add_entity(subscription)
         group.beginning_execution(subscription)
-        if subscription.qos_profile.reliability is ReliabilityPolicy.BEST_EFFORT:
-            # Who waits for its events wakes up with each message. They report publishers that are less
-            # reliable than the subscription, which there are none of, or of another type, which
-            # `InputWatch` reports.
-            for handler in subscription.event_handlers:
-                node.remove_waitable(handler)
-                handler.destroy()
-            subscription.event_handlers.clear()
+        # Who waits for its events wakes up with each message, and two wait sets may not share a reader. The
+        # events report publishers that are less reliable than the subscription, or of another type, which
+        # `InputWatch` reports.
+        for handler in subscription.event_handlers:
+            node.remove_waitable(handler)
+            handler.destroy()
+        subscription.event_handlers.clear()
 
     def receive(self) -> None:
         """Take the message that has come, if there is one, into the stage's slot if it has one, and hand it on."""
