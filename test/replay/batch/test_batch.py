@@ -204,7 +204,7 @@ def test_given_a_task_whose_command_has_ended_when_it_looks_then_it_ends_too_and
 def test_given_no_cluster_at_the_address_then_the_error_names_it(tmp_path, monkeypatch):
     monkeypatch.setattr("torchperf_ros.replay.batch.batch_tasks._CONNECT_S", 0.2)
     drives = Drives(tmp_path)
-    with pytest.raises(BatchError, match="^--scheduler tcp://127.0.0.1:1: no scheduler answers there"):
+    with pytest.raises(BatchError, match="^--parallel tcp://127.0.0.1:1: no scheduler answers there"):
         drives.replay(write_drive(drives.logs / "good"), scheduler="tcp://127.0.0.1:1")
 
 

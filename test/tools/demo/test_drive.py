@@ -93,7 +93,7 @@ def start(*arguments: str) -> subprocess.Popen[str]:
     env = {k: v for k, v in os.environ.items() if k != "ROS_DOMAIN_ID"} | {
         "PYTHONPATH": os.pathsep.join(sys.path)
     }
-    command = [sys.executable, "-u", "-m", "torchperf_ros.tools", "demo", "--no-tui", *arguments]
+    command = [sys.executable, "-u", "-m", "torchperf_ros.tools", "demo", *arguments]
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
