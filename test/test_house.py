@@ -30,7 +30,8 @@ STATEMENTS = {
     "safety": 3540,
     "workers": 2916,
     # What one stream costs the others in a fault, an overload, a batch, an answer or a probe is held to its share.
-    "stage": 3409,
+    # What wires stages to each other is here, once for the node and for a replay.
+    "stage": 3437,
     # CUDA graphs as an engine, what is known of captures, and the ways that `auto` times with and without them.
     "engines": 2537,
     # On CUDA the check of outputs is enqueued behind the model, and one wait is for both.

@@ -28,7 +28,8 @@ from torchperf_ros.observe.telemetry.latency_record import LabelledArray, float6
 from torchperf_ros.observe.telemetry.memory import LABELS, MemoryUse, ProportionalMemory, sample_memory
 from torchperf_ros.observe.watch.memory_watch import NODE, MemoryWatch
 from torchperf_ros.observe.watch.stage_signals import COUNTED
-from torchperf_ros.stage.stage import Stage, StageInput
+from torchperf_ros.stage.stage import Stage
+from torchperf_ros.stage.wiring import StageInput
 from torchperf_ros.workers.process_setup import step_back
 
 _EVERY_S = 1.0
