@@ -15,6 +15,7 @@ from benchmarks.rig.bench_stage import ADAPTER
 from benchmarks.rig.graph import Streaming
 from benchmarks.rig.scraper import free_port
 
+from ..ros_domain import own_domain
 from .conftest import ALONE, SMALL
 
 pytestmark = pytest.mark.ros
@@ -36,8 +37,7 @@ def streaming():
     """A node and its camera for every benchmark that needs no other, with what any of them wants of it."""
     wanted = {"adapter": ADAPTER, "metrics_port": free_port(), "max_frame_bytes": 8 * 64 * 48}
     images = SimpleNamespace(model_ms=0.0, rate=RATE, size=SIZE, budget_ms=900.0, backup="none")
-    # beside those of `finished`
-    domain = {"ROS_DOMAIN_ID": str(1 + (os.getpid() + 13 * len(ARGUMENTS)) % 100)}
+    domain = {"ROS_DOMAIN_ID": str(own_domain())}
     with mock.patch.dict(os.environ, domain), Streaming(images, **wanted) as streaming:
         yield streaming, wanted
 

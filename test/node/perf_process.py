@@ -14,11 +14,12 @@ import pytest
 
 from torchperf_ros.node.terminal import PROCESS_NAME
 
+from ..ros_domain import own_domain
 from .warm_process import BASE
 
 ROOT = Path(__file__).resolve().parents[2]
 WITHIN_S = 150.0  # for each condition; a worker takes seconds to start, and the machine may be busy
-DOMAIN_ID = 1 + os.getpid() % 100
+DOMAIN_ID = own_domain()
 
 _FORK_MAIN = "torchperf_ros.worker.fork_main"
 _LANE_MAIN = "torchperf_ros.node.emergency_process"
