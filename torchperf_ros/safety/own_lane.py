@@ -230,6 +230,14 @@ class OwnLane:
         """How far a place is beside the lane; 0 where none is known."""
         return 0.0 if self.lane is None else abs(float(self.lane.beside(np.array([place]))[1][0]))
 
+    def is_beside(self, place: complex, yaw: float) -> bool | None:
+        """Whether a path that ends at a place ends beside the lane; None: it turns off, or the lane is a guess."""
+        if self.lane is None or self._guessed:
+            return None
+        _, left, heading = self.lane.project(np.array([place]))
+        turns_off = abs(math.tan(0.5 * (yaw - float(heading[0])))) > math.tan(0.5 * _STEEPEST)
+        return None if turns_off else abs(float(left[0])) > IN_LANE_M
+
     def shows(self, way: Lane) -> Shown:
         """What the lane says of a plan: whether that is known to leave it or to keep it, and how the road leads on."""
         lane = self.lane
