@@ -13,7 +13,17 @@ from torchperf_ros.safety.lane import Lane
 from torchperf_ros.safety.limits import Complex, Floats, Track, largest
 from torchperf_ros.safety.obstacles import Seen
 from torchperf_ros.safety.odometry import Motion, yaw_of
-from torchperf_ros.safety.prediction import NOTHING_SHOWN, Arc, Flags, Looks, Road, Shown, leaves_lane
+from torchperf_ros.safety.prediction import (
+    NOTHING_SHOWN,
+    Arc,
+    Flags,
+    Looks,
+    Road,
+    Shown,
+    along_lane,
+    leaves_lane,
+    runs_beside,
+)
 from torchperf_ros.safety.stop_output import TimedPath
 
 IN_LANE_M = 0.5  # aside of it; further, the vehicle has left it
@@ -118,6 +128,8 @@ class OwnLane:
                 self._begin(way, bend, now_ns, seen)
             return
         looks = leaves_lane(way, Arc(way, bend))
+        if looks < Looks.BEND and runs_beside(way, along_lane(way, seen), seen):
+            looks = Looks.BEND
         self._return_to_surer(way, looks)
         if not goes_out or looks is Looks.CHANGE:
             return
