@@ -211,18 +211,19 @@ def test_given_a_thread_that_waits_for_a_disk_when_the_node_takes_its_stages_dow
     stage, monkeypatch
 ):
     monkeypatch.setattr(rollouts, "_END_S", 0.2)
-    said, disk = [], threading.Event()
+    said, begun, disk = [], threading.Event(), threading.Event()
 
-    def values(_stage):
+    def wish(_source):
+        begun.set()
         disk.wait(60.0)
         return VALUES
 
     config = node_config({"stages": ["perception"]}, {"perception": VALUES})
     found = Rollouts(lambda _: VALUES, lambda _, text: said.append(text), lambda _: None, "/perf")
     found.prepared(config)
-    monkeypatch.setattr(ParameterSource, "wish", lambda _self: values("perception"))
+    monkeypatch.setattr(ParameterSource, "wish", wish)
     found.begin([stage], config)
-    time.sleep(0.3)
+    assert begun.wait(60.0)
     found.end()
     assert any("has not ended after 0.2 s: it waits for a disk" in text for text in said)
     hanging = [thread for thread in threading.enumerate() if thread.name == "rollouts"]
