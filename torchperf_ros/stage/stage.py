@@ -294,7 +294,7 @@ class Stage:
             turn.held_by = ""
             left_ms = min(left_ms, way.left_ms(now_ns))
         if self.thread.has_streams and not turn.frame.stale:
-            if self.thread.is_too_late(turn, now_ns):
+            if self.model.crew.idle() is None or self.thread.is_too_late(turn, now_ns):
                 return
             if not turn.held_ns and (until_ns := self.thread.gives_way(self, now_ns)):
                 turn.held_ns = until_ns
@@ -350,6 +350,12 @@ class Stage:
         has_frame = self.turn is not None or self.mailbox.waiting is not None
         return has_frame or bool(self._alerts or self._unlogged)
 
+    @property
+    def only_waits(self) -> bool:
+        """Whether nothing has come of the frame in flight, so that only a worker or the time goes on with it."""
+        turn = self.turn
+        return turn is not None and turn.result is None and turn.failure is None
+
     def look(self) -> Verdict | None:
         """Begin what waits, and find out what follows; the verdict where the frame in flight can be answered.
 
@@ -367,7 +373,8 @@ class Stage:
                 # Answers of other streams may have gone out first.
                 self.margin.woke(late_ms)
             self._next(turn, self._answer(turn, verdict))
-        elif turn is not None and (now_ns := self.clock()) >= turn.prepare_ns:
+        elif turn is not None and not turn.prepared and (now_ns := self.clock()) >= turn.prepare_ns:
+            turn.prepared = True
             ros_leave_ns = self.ros_now() + turn.leave_ns - now_ns
             self.fallbacks.prepare(self.config, self.output_type, turn.leave_ns, ros_leave_ns)
         if self._unlogged:
@@ -503,11 +510,14 @@ class Stage:
         worker = crew.may_practise(answered)
         if worker is None or self._blocked(now_ns):
             return
+        room_ms = 0.0  # which matters to a probe of a tier above only
+        if self.ladder.level:
+            room_ms = self.thread.room_ms(now_ns, self.ladder.predicted_ms(self.ladder.last))
         purpose = crew.practise(
             worker,
             answered,
             fresh_ms=self.fresh_ms,
-            room_ms=self.thread.room_ms(now_ns, self.ladder.predicted_ms(self.ladder.last)),
+            room_ms=room_ms,
             way_ms=float("inf") if way is None else way.left_ms(now_ns),
             now_ns=now_ns,
         )

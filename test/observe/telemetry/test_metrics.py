@@ -345,11 +345,10 @@ def test_given_a_port_that_is_taken_or_an_address_of_another_machine_when_export
 
 
 def wait_for_text(port):
-    for _ in range(200):
+    while True:  # pytest's time is over where none is answered
         with contextlib.suppress(OSError):
             return scrape(port)
         time.sleep(0.05)
-    raise AssertionError("no scrape was answered")
 
 
 def test_given_clients_that_ask_for_nothing_when_another_one_scrapes_then_it_is_refused_and_counted_until_they_go(
@@ -376,6 +375,7 @@ def test_given_a_client_that_is_silent_when_its_time_is_over_then_its_place_is_f
         with socket.create_connection(("127.0.0.1", port)) as silent:
             silent.settimeout(20)
             assert silent.recv(100) == b""
+    monkeypatch.setattr(_ScrapeHandler, "timeout", 60.0)
     assert re.search(r"^torchperf_refused_scrapes_total 0\.0$", scrape(port), re.M)
 
 

@@ -32,10 +32,10 @@ from torchperf_ros.workers.process_setup import step_back
 
 _ENTRY: Final = """\
 import os, sys
-from torchperf_ros.workers.process_setup import leave_priority, outlive_the_group
+from torchperf_ros.workers.process_setup import leave_priority, outlive_the_group, set_nice
 outlive_the_group()
 leave_priority()  # before the imports: they take 0.3 s, and the node's first frames come just then
-os.setpriority(os.PRIO_PROCESS, 0, 10)  # at 19, a full machine leaves it too little to keep images, when they matter
+set_nice(os.getpid(), 10)  # at 19, a full machine leaves it too little to keep images, when they matter
 from torchperf_ros.observe.recorder.recorder import main
 main(*map(int, sys.argv[1:]))"""
 _QUEUE_BYTES: Final = 1 << 20
