@@ -128,11 +128,7 @@ class OwnLane:
             if not IN_LANE_M < largest(np.abs(aside_m)) < _ON_ROAD_M:
                 self._begin(way, bend, now_ns, seen)
             return
-        if not self._guessed and s[0] < lane.length:
-            bend = self._road_at(float(s[0])).bend
-        looks = leaves_lane(way, Arc(way, bend))
-        if looks < Looks.BEND and runs_beside(way, along_lane(way, seen), seen):
-            looks = Looks.BEND
+        looks = self._looks_of(way, bend, float(s[0]), seen)
         self._return_to_surer(way, looks)
         if not goes_out or looks is Looks.CHANGE:
             return
@@ -153,6 +149,13 @@ class OwnLane:
         else:
             return
         self.lane, self._guessed, self._since_ns = way, False, now_ns
+
+    def _looks_of(self, way: Lane, bend: float, s: float, seen: Seen) -> Looks:
+        """What a way looks like that begins at `s` of the lane."""
+        if self.lane is not None and not self._guessed and s < self.lane.length:
+            bend = self._road_at(self.lane, s).bend
+        looks = leaves_lane(way, Arc(way, bend))
+        return Looks.BEND if looks < Looks.BEND and runs_beside(way, along_lane(way, seen), seen) else looks
 
     def _return_to_surer(self, way: Lane, looks: Looks) -> None:
         """Take back the lane from before it followed a bend, if what it followed was a change of lanes."""
@@ -272,13 +275,13 @@ class OwnLane:
         keeps = is_sure and bool((aside_m <= np.where(is_known, _SURELY_M, _KEEPS_M)).all())
         if not keeps:
             return NOTHING_SHOWN
-        return Shown(Looks.KEEPS, self._road_at(float(s[0])))
+        return Shown(Looks.KEEPS, self._road_at(lane, float(s[0])))
 
-    def _road_at(self, s: float) -> Road:
-        """How the lane leads on around a place: yaw rate and speed, which say it of the vehicle, are noisy."""
-        assert self.lane is not None
+    @staticmethod
+    def _road_at(lane: Lane, s: float) -> Road:
+        """How a lane leads on around a place: yaw rate and speed, which say it of the vehicle, are noisy."""
         around = np.array([s - 0.5 * _AROUND_M, s, s + 0.5 * _AROUND_M])
-        before, heading, after = np.interp(around, self.lane.s, self.lane.heading)
+        before, heading, after = np.interp(around, lane.s, lane.heading)
         return Road(
             complex(math.cos(heading), math.sin(heading)), float(after - before) / _AROUND_M or _NO_BEND
         )
