@@ -24,7 +24,8 @@ MOST_FILES_IN_A_FOLDER = 25
 # streams, an adapter for each in the worker, runs of several frames, and their parameters.
 STATEMENTS = {
     "api": 885,
-    "settings": 1187,
+    # Lines of sensors, and what to write instead of each parameter that is gone.
+    "settings": 1200,
     # The guard knows the road beside its own lane, and asks for a way back where a plan ends in the way of what comes.
     # Our lane follows a bend that no plan foresaw, and says whether a plan keeps it.
     "safety": 3540,
@@ -32,7 +33,7 @@ STATEMENTS = {
     "workers": 2922,
     # What one stream costs the others in a fault, an overload, a batch, an answer or a probe is held to its share.
     # What wires stages to each other is here, once for the node and for a replay.
-    "stage": 3437,
+    "stage": 3440,
     # CUDA graphs as an engine, what is known of captures, and the ways that `auto` times with and without them.
     "engines": 2540,
     # On CUDA the check of outputs is enqueued behind the model, and one wait is for both.
@@ -52,7 +53,7 @@ STATEMENTS = {
 """Of each room, docstrings included."""
 OPTIONS = 190
 """And arguments, of all commands."""
-PARAMETERS = 121
+PARAMETERS = 105
 """Of the node and of one stage."""
 DATACLASSES = 210
 SWITCHED_OFF = 6

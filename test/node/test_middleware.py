@@ -20,6 +20,8 @@ pytest.importorskip("rclpy")
 from torchperf_ros.node import main
 from torchperf_ros.node.middleware import image_transport, own_segment, remove_dead_segments
 
+from ..ros_domain import own_domain
+
 pytestmark = pytest.mark.ros
 
 NEWER, OLDER = "FASTDDS_DEFAULT_PROFILES_FILE", "FASTRTPS_DEFAULT_PROFILES_FILE"
@@ -105,7 +107,7 @@ def plain():
     names = {
         name: value for name, value in os.environ.items() if not name.startswith(("FASTDDS_", "FASTRTPS_"))
     }
-    return names | {"ROS_DOMAIN_ID": str(101 + os.getpid() % 100)}  # not the one of the other live tests
+    return names | {"ROS_DOMAIN_ID": str(own_domain("another one than that of the other live tests"))}
 
 
 def test_given_no_launch_file_when_a_node_starts_then_it_has_the_segment_of_the_profile(plain):

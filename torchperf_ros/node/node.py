@@ -212,11 +212,7 @@ class PerfNode(LifecycleNode):
         self._versions.begin(self._stages, config)
         for stage in self._stages:
             stage.start()
-        self._reporter.report_on(
-            stages=tuple(self._stages),
-            memory_limit_mib=config.memory_limit_mib,
-            memory_share=config.memory_share,
-        )
+        self._reporter.report_on(stages=tuple(self._stages), memory_limit_mib=config.memory_limit_mib)
         self._lifecycle = "configuring"
 
     def _come_up(self, config: NodeConfig) -> bool:

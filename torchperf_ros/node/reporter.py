@@ -46,7 +46,6 @@ class Sources:
     inputs: tuple[StageInput, ...] = ()  # those from topics
     lane: EmergencyLane | None = None
     memory_limit_mib: int = 0
-    memory_share: float = 1.0
     # What else the node's own status has; `..._warning` is logged, too.
     facts: Mapping[str, str] = field(default_factory=dict)
 
@@ -193,7 +192,7 @@ class Reporter:
         self.alert_publisher.takes_memory = self._memory_watch.suspect()
         for stage in self.sources.stages:
             used_share = memory.used_share(self.sources.memory_limit_mib)
-            stage.limit_memory(used_share, self.sources.memory_share, self.alert_publisher.takes_memory[0])
+            stage.limit_memory(used_share, self.alert_publisher.takes_memory[0])
         return memory
 
     def _statuses(self, healths: Sequence[tuple[Stage, Health]], memory: MemoryUse) -> list[Alert]:

@@ -802,12 +802,12 @@ class Stage:
             self.ports.log("warn", f"{self.config.name}: {text}")
             self._alerts.append(change_alert(self.config.name, "model", text))
 
-    def limit_memory(self, used_share: float, share: float, suspect: str = "") -> None:
+    def limit_memory(self, used_share: float, suspect: str = "") -> None:
         """Take a sample of the memory in use, see `TierLimits`.
 
         While it is short, nothing is compiled either.
         """
-        self.limits.sample_memory(self.ladders, used_share, share, suspect)
+        self.limits.sample_memory(self.ladders, used_share, suspect)
         shadow = self.shadow
         for pool in (self.pool,) if shadow is None else (self.pool, shadow.pool):
             pool.rolling_update.may_compile = not self.memory.tight

@@ -208,7 +208,7 @@ class TierLoader:
         if self._setup.without_graphs:
             return "an earlier worker failed to capture one"
         if options.engine == GRAPH and not self._has_known_sizes(tier):
-            return "sizes vary; `shapes: bucket` rounds them up, `dynamic: never` fixes them"
+            return "sizes vary; `shapes: bucket` rounds them up, `exact` fixes them"
         return CaptureRecord(self._cache, identity).why_not()
 
     def _has_known_sizes(self, tier: BuiltTier) -> bool:
