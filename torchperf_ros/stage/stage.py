@@ -427,6 +427,8 @@ class Stage:
             return crew.partial(turn, crew.why_late(turn, now_ns))
         if turn.runner is None:
             self._start(turn, now_ns)
+            if turn.runner is None and self._makes_room(turn, now_ns):
+                return crew.partial(turn, crew.why_late(turn, now_ns))
         elif crew.wants_backup(turn, now_ns):
             if blocked := self._blocked(now_ns):
                 turn.held_ns = blocked[0]
@@ -434,6 +436,14 @@ class Stage:
                 self._start_backup(turn, now_ns)
         self.waiter.set(turn.next_event_ns(now_ns))
         return None
+
+    def _makes_room(self, turn: Turn, now_ns: int) -> bool:
+        """Whether a stream's frame that cannot be in time any more is answered now, as a newer one waits for it.
+
+        Else the newer one would begin with what is left of its own time at that deadline, and be late as well.
+        """
+        waits = self.thread.has_streams and self.mailbox.waiting is not None
+        return waits and not turn.frame.stale and self.thread.is_too_late(turn, now_ns)
 
     def _answer(self, turn: Turn, verdict: Verdict) -> Answer:
         """Publish the best there is, hand it on, and record it. Holds no lock."""
