@@ -184,7 +184,7 @@ def memory_at_last_step(seed: int) -> float:
     growth = draw.uniform(0.001, 0.05)
     while guard.left_out < len(TIERS) - 1:
         used += growth * draw.uniform(0.5, 1.5)
-        guard.update(used, 0.7, len(TIERS))
+        guard.update(used, len(TIERS))
     return used
 
 

@@ -69,9 +69,7 @@ _STANDSTILL_STEPS: Final = 25
 _FRESH_NS: Final = 3 * NS_PER_S // 10
 OPTIONS: Final = emergency_options(
     {
-        "emergency.sensors": ["scan", "button"],
-        "emergency.types": ["LaserScan", "Bool"],
-        "emergency.timeouts_ms": [300.0, 0.0],
+        "emergency.sensors": ["scan", "button Bool timeout 0"],
         "emergency.start_s": 1.0,
     }
 )

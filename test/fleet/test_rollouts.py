@@ -336,6 +336,8 @@ def test_given_two_nodes_of_a_vehicle_when_each_has_a_stage_of_the_same_name_the
     ]
     again = start("/rear/perf")
     other = stage_config("perception", {**VALUES, "rollout_plan": f"{desk.plan_path}2"})
-    with pytest.raises(ConfigError, match="parameter rollout.folder: state .*another node uses it"):
+    with pytest.raises(
+        ConfigError, match="parameter perception.rollout_plan: state .*another node uses it"
+    ):
         PlanSource(other, lambda: options, lambda: VALUES, lambda: "", "/rear/perf")
     assert again.wish().serve == "7"

@@ -27,7 +27,7 @@ class Car:
     """A node whose two stages do not know each other, so that each shows whether the other's trouble reaches it."""
 
     def __init__(self, graph, start_node, fast):
-        stage = fast(max_frame_bytes=65_536, recover_frames=3)
+        stage = fast(max_frame_bytes=65_536, sustained_misses=1)
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.metrics_port = free.getsockname()[1]
@@ -198,7 +198,10 @@ def pool(start_node, obedient, tmp_path_factory):
 
     A metrics port that is taken, and a full disk.
     """
-    records, modules = tmp_path_factory.mktemp("records"), tmp_path_factory.mktemp("modules")
+    evidence, modules = tmp_path_factory.mktemp("evidence"), tmp_path_factory.mktemp("modules")
+    namespace = f"/full{os.getpid()}"
+    records = evidence / "records" / namespace[1:] / "perf"
+    records.mkdir(parents=True)
     (records / "records.jsonl").symlink_to("/dev/full")
     (modules / "adapter_not_importable.py").write_text(
         'raise ImportError("the camera\'s driver is not installed")\n'
@@ -213,8 +216,7 @@ def pool(start_node, obedient, tmp_path_factory):
                 "stages": ["good", "missing", "unimportable", "unbuildable", "large"],
                 "metrics_port": taken.getsockname()[1],
                 "recorder": True,
-                "record_dir": str(records),
-                "evidence_dir": "/proc/evidence",
+                "evidence_dir": str(evidence),
                 "good": obedient(input_timeout_ms=600_000.0),
                 "missing": obedient(adapter="Missing", output="a"),
                 "unimportable": {**obedient(output="b"), "adapter": "adapter_not_importable:Camera"},
@@ -222,7 +224,8 @@ def pool(start_node, obedient, tmp_path_factory):
                 "large": obedient(
                     adapter="FiveInputs", output="d", trigger="first", max_frame_bytes=100_000
                 ),
-            }
+            },
+            namespace=namespace,
         )
         node.wait_until_ready("good", "large")
         yield node, taken.getsockname()[1]

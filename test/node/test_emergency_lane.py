@@ -33,10 +33,7 @@ pytestmark = pytest.mark.ros
 
 SPEED, DECELERATION = 10.0, 6.0
 LANE = {
-    "sensors": ["scan", "button"],
-    "types": ["LaserScan", "Bool"],
-    "timeouts_ms": [0.0, 0.0],
-    "mounting": [3.5, 0.0, 0.5, 0.0] + [0.0] * 4,
+    "sensors": ["scan LaserScan x 3.5 z 0.5 timeout 0", "button Bool timeout 0"],
     "start_s": 600.0,
     "odometry_timeout_ms": 60_000.0,
     "scans": 2,
@@ -392,7 +389,7 @@ def test_given_buttons_that_are_published_in_every_way_when_pressed_then_each_is
     }
     names = [f"button_{name}" for name in BUTTONS]
     buttons["kept"].publish(Bool(data=True))
-    _, lane = own_lane("pressed", sensors=names, types=["Bool"], timeouts_ms=[0.0], mounting=[0.0] * 4)
+    _, lane = own_lane("pressed", sensors=[f"{name} Bool timeout 0" for name in names])
     for name, button in buttons.items():
         least = 2 if name in {"kept", "reliable"} else 1
         graph.wait_for(

@@ -33,10 +33,22 @@ def shapes_of(**values):
 
 
 def test_given_the_parameters_when_checked_then_empty_strings_are_no_shape():
-    values = {"shapes": "bucket", "bucket_width": 16}
-    options = shapes_of(**values, common_shapes=["", "1x3x256x448", "1x10x50 1x10 "])
+    options = shapes_of(shapes="bucket 16", common_shapes=["", "1x3x256x448", "1x10x50 1x10 "])
     assert options == ShapeOptions("bucket", 16, (((1, 3, 256, 448),), ((1, 10, 50), (1, 10))))
     assert shapes_of(shapes="exact", common_shapes=[""]) == ShapeOptions()
+    assert shapes_of(shapes="bucket") == ShapeOptions("bucket", 32)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "bucket 0", "bucket 65537", "bucket -1", "bucket x", "exact 16", "bucket  8", "Bucket"]
+)
+def test_given_text_that_is_no_policy_when_checked_then_it_is_named_with_an_example(text):
+    with pytest.raises(ConfigError) as caught:
+        shapes_of(shapes=text)
+    assert str(caught.value).startswith(
+        f"parameter s.shapes: {text!r} is not allowed; it has to be one of: "
+    )
+    assert "such as bucket 64" in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -353,7 +353,7 @@ START_NS = 1_000 * NS_PER_S
 
 @pytest.fixture
 def statistics():
-    made = StageStatistics(stage_config("perception", {"sustained_misses": 3, "recover_frames": 2}))
+    made = StageStatistics(stage_config("perception", {"sustained_misses": 3}))
     made.health.ready()
     return made
 
@@ -434,7 +434,7 @@ def take(statistics, clock, ms):
 @pytest.fixture
 def clocked():
     clock = VirtualClock(START_NS)
-    made = StageStatistics(stage_config("perception", {"recover_frames": 2}), clock)
+    made = StageStatistics(stage_config("perception", {}), clock)
     made.health.ready()
     return made, clock
 
@@ -512,14 +512,6 @@ def test_given_a_death_when_nobody_else_serves_then_the_stage_starts_again_or_st
 
 def test_given_changed_limits_when_reconfigured_then_they_hold_at_once(statistics):
     answer(statistics, Outcome.LATE, Fallback.HOLD_LAST)
-    statistics.reconfigure(stage_config("perception", {"sustained_misses": 2, "recover_frames": 2}))
+    statistics.reconfigure(stage_config("perception", {"sustained_misses": 2}))
     answer(statistics, Outcome.LATE, Fallback.HOLD_LAST)
     assert state(statistics) is Health.SAFE_STOP
-
-
-def test_given_a_changed_window_when_reconfigured_then_latencies_are_told_of_that_span(statistics):
-    answer(statistics, Outcome.ON_TIME, None)
-    now_ns = time.monotonic_ns() + 3_000_000_000
-    assert statistics.figures.read(now_ns, Health.NOMINAL).latency.window.count == 1
-    statistics.reconfigure(stage_config("perception", {"window_s": 2.0}))
-    assert statistics.figures.read(now_ns, Health.NOMINAL).latency.window.count == 0

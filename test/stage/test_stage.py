@@ -614,7 +614,7 @@ def test_given_a_killed_standby_when_frames_come_then_none_is_lost_and_it_is_rep
 
 
 def test_given_a_stage_after_all_this_when_frames_are_on_time_then_it_is_nominal_again(stage):
-    stage.reconfigure(recover_frames=3)
+    stage.reconfigure(sustained_misses=1)
     for _ in range(200):
         stage.ask()
         if stage.health is Health.NOMINAL:

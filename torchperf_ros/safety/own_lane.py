@@ -13,7 +13,17 @@ from torchperf_ros.safety.lane import Lane
 from torchperf_ros.safety.limits import Complex, Floats, Track, largest
 from torchperf_ros.safety.obstacles import Seen
 from torchperf_ros.safety.odometry import Motion, yaw_of
-from torchperf_ros.safety.prediction import NOTHING_SHOWN, Arc, Flags, Looks, Road, Shown, leaves_lane
+from torchperf_ros.safety.prediction import (
+    NOTHING_SHOWN,
+    Arc,
+    Flags,
+    Looks,
+    Road,
+    Shown,
+    along_lane,
+    leaves_lane,
+    runs_beside,
+)
 from torchperf_ros.safety.stop_output import TimedPath
 
 IN_LANE_M = 0.5  # aside of it; further, the vehicle has left it
@@ -118,6 +128,8 @@ class OwnLane:
                 self._begin(way, bend, now_ns, seen)
             return
         looks = leaves_lane(way, Arc(way, bend))
+        if looks < Looks.BEND and runs_beside(way, along_lane(way, seen), seen):
+            looks = Looks.BEND
         self._return_to_surer(way, looks)
         if not goes_out or looks is Looks.CHANGE:
             return
@@ -229,6 +241,14 @@ class OwnLane:
     def aside_m(self, place: complex) -> float:
         """How far a place is beside the lane; 0 where none is known."""
         return 0.0 if self.lane is None else abs(float(self.lane.beside(np.array([place]))[1][0]))
+
+    def is_beside(self, place: complex, yaw: float) -> bool | None:
+        """Whether a path that ends at a place ends beside the lane; None: it turns off, or the lane is a guess."""
+        if self.lane is None or self._guessed:
+            return None
+        _, left, heading = self.lane.project(np.array([place]))
+        turns_off = abs(math.tan(0.5 * (yaw - float(heading[0])))) > math.tan(0.5 * _STEEPEST)
+        return None if turns_off else abs(float(left[0])) > IN_LANE_M
 
     def shows(self, way: Lane) -> Shown:
         """What the lane says of a plan: whether that is known to leave it or to keep it, and how the road leads on."""

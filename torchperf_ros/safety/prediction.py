@@ -34,6 +34,8 @@ _STRAYS_LITTLE = 0.2  # m/s aside; beyond the plan's end more is no sign of wher
 _NEAR_M = 9.0  # beyond the plan's end, the lane goes on as the plan ends, for what has its direction
 _BESIDE_US_M = 4.0  # so far behind the plan's end, what begins there and drives as we do may be beside us
 _BESIDE_M = 2.65  # aside of our way; what is nearer is in no lane beside, and need not bend with us
+# What comes shows where the road goes: so fast in m/s, so far along a plan, so far aside in m, aslant by so many rad.
+_SHOWS, _SHOWN, _LANE_BESIDE_M, _PARALLEL = 3.0, 0.25, 5.0, 0.02
 _TURNED = 0.01  # rad; a plan that turns less away from the bend that we drive does not leave it
 # Of what is not known of a road, by which it may lead nearer where a plan may be either: where what comes
 # has the direction that we have now, so that the road may be straight, and else.
@@ -350,12 +352,34 @@ def on_a_road(on_joined: Along, lane: Lane, travel: complex, most_turn: float) -
     return leads, turned > _MUCH_TURN
 
 
-def _looks_of(lane: Lane, arc: Arc, known: Looks | None) -> Looks:
+def _looks_of(lane: Lane, arc: Arc, on_lane: Along, seen: Seen, known: Looks | None) -> Looks:
     if known is Looks.CHANGE:
         return known
     looks = leaves_lane(lane, arc)
     # What looks like a change of lanes may have drawn the lane that it keeps itself, step by step.
-    return Looks.KEEPS if known is Looks.KEEPS and looks is Looks.BEND else looks
+    keeps = looks is Looks.BEND or (looks < Looks.BEND and runs_beside(lane, on_lane, seen))
+    return Looks.KEEPS if known is Looks.KEEPS and keeps else looks
+
+
+def runs_beside(lane: Lane, on_lane: Along, seen: Seen) -> bool:
+    """Whether what comes towards us in the lane beside shows that a plan goes as the road does, to its end.
+
+    There the plan is parallel to that lane, and from there on it follows one circle. In a change of lanes it would be
+    aslant to what comes, or in its way.
+    """
+    comes = (on_lane.ahead < -_SHOWS) & (np.abs(on_lane.left) < _LANE_BESIDE_M)
+    comes &= (on_lane.s > _SHOWN * lane.length) & (on_lane.s < lane.length + _NEAR_M)
+    if not np.count_nonzero(comes):
+        return False
+    aslant = np.abs((seen.velocities * on_lane.ways.conj()).imag) + seen.unsure
+    shows = comes & (aslant <= _PARALLEL * seen.speeds) & (np.abs(on_lane.left) >= _BESIDE_M)
+    if np.count_nonzero(shows) < np.count_nonzero(comes):
+        return False
+    last = min(float(on_lane.s[shows].max()), lane.length)
+    turned = np.angle(lane.own_unit * complex(lane.own_unit[0]).conjugate())
+    rest = np.interp(np.linspace(last, lane.length, 5), lane.own_s, turned)
+    turns = rest[1:] - rest[:-1]
+    return float(turns[turns.argmax()] - turns[turns.argmin()]) < _EVEN
 
 
 def course_of(lane: Lane, arc: Arc, seen: Seen, shown: Looks | None = None) -> Course:
@@ -367,7 +391,7 @@ def course_of(lane: Lane, arc: Arc, seen: Seen, shown: Looks | None = None) -> C
     if lane.both_ways:
         still = np.zeros(len(moves))
         return Course(on_lane, on_arc, still, none, none, none, ~none, none, none, none, False)
-    looks = _looks_of(lane, arc, shown)
+    looks = _looks_of(lane, arc, on_lane, seen, shown)
     if looks >= Looks.BEND and abs(arc.bend) > _BENDS:
         on_lane = on_lane._replace(drift=drift_beside(on_lane, arc.bend))
     slow = np.maximum(seen.speeds, STANDS)

@@ -12,6 +12,8 @@ from torchperf_ros.stage.drift import DriftWatch
 from torchperf_ros.stage.ladder import TierLadder
 from torchperf_ros.workers.worker_pool import Log
 
+# Of the memory's limit: from here on it is short.
+MEMORY_SHARE: Final = 0.7
 # Below this part of the share there is room again.
 _RELAX: Final = 0.9
 
@@ -28,18 +30,18 @@ class MemoryGuard:
         self.left_out = 0
         self.tight = False
 
-    def update(self, used_share: float, share: float, tiers: int) -> None:
+    def update(self, used_share: float, tiers: int) -> None:
         """Take a sample, about once a second.
 
         One of the `tiers` fewer while short, one more while there is room again.
 
-        It is short where `used_share` (memory in use over its limit, NaN where unknown) is above `share` (0
-        to 1). The cheapest tier is never left out.
+        It is short where `used_share` (memory in use over its limit, NaN where unknown) is above
+        `MEMORY_SHARE`. The cheapest tier is never left out.
         """
-        if used_share > share:
+        if used_share > MEMORY_SHARE:
             self.tight = True
             self.left_out = min(self.left_out + 1, tiers - 1)
-        elif used_share < _RELAX * share:
+        elif used_share < _RELAX * MEMORY_SHARE:
             self.tight = False
             self.left_out = max(self.left_out - 1, 0)
 
@@ -59,15 +61,13 @@ class TierLimits:
         self.drift = DriftWatch(config.name) if self.actions.asks_for(DRIFT) else None
         self._name, self._tell, self._log = config.name, tell, log
 
-    def sample_memory(
-        self, ladders: Sequence[TierLadder], used_share: float, share: float, suspect: str
-    ) -> None:
+    def sample_memory(self, ladders: Sequence[TierLadder], used_share: float, suspect: str) -> None:
         """Take a sample of the memory in use; `suspect` says which worker took it, "" if none took much."""
         was_tight = self.memory.tight
-        self.memory.update(used_share, share, max(len(ladder.tiers) for ladder in ladders))
+        self.memory.update(used_share, max(len(ladder.tiers) for ladder in ladders))
         self.leave_out(ladders)
         if self.memory.tight and not was_tight:
-            text = f"memory is short: {used_share:.0%} of the limit is in use, memory_share is {share:.0%}"
+            text = f"memory is short: {used_share:.0%} of the limit is in use, {MEMORY_SHARE:.0%} may be"
             text += f"; {suspect}" if suspect else ""
             text += "; lower tiers run, and nothing is compiled"
             self._log("warn", f"{self._name}: {text}")

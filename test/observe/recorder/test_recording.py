@@ -37,10 +37,10 @@ SETUP = {
 class Node:
     """What a node does of a recording, whose steps are called as often as a test likes."""
 
-    def __init__(self, folder, record_dir=None, **setup):
+    def __init__(self, folder, evidence_dir=None, **setup):
         self.folder = folder
-        records = str(folder / "records") if record_dir is None else record_dir
-        own = {"evidence_dir": str(folder / "evidence"), "record_dir": records, "watch": False}
+        evidence = str(folder / "evidence") if evidence_dir is None else evidence_dir
+        own = {"evidence_dir": evidence, "watch": False}
         config = node_config(
             {"stages": ["camera"], "black_box_mib": 1, "record_mib": 1, **own},
             {"camera": {"adapter": "a:A", "output": "/boxes"}},
@@ -62,7 +62,7 @@ class Node:
             time.sleep(0.02)
 
     def records(self):
-        file = self.folder / "records" / "records.jsonl"
+        file = self.folder / "evidence" / "records" / "perf" / "records.jsonl"
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
     def texts(self):
@@ -211,9 +211,9 @@ def test_given_something_that_cannot_be_passed_on_then_it_is_counted_and_what_fo
     )  # it stands there as long as the recorder goes on
 
 
-def test_given_no_folder_of_records_when_started_then_each_node_has_its_own(start, tmp_path, monkeypatch):
+def test_given_no_folder_of_evidence_when_started_then_each_node_has_its_own(start, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    nodes = [start(node=name, record_dir="") for name in ("/front/perf", "/rear/perf")]
+    nodes = [start(node=name, evidence_dir="") for name in ("/front/perf", "/rear/perf")]
     files = [
         tmp_path / "torchperf_ros" / "records" / name / "perf" / "records.jsonl"
         for name in ("front", "rear")

@@ -45,7 +45,8 @@ def stages(make_stage, make_worker, make_answer, answered):
     memory_bytes = {"history": 4096, "allocated": 1 << 20, "free": 3 << 20, "total": 4 << 20}
     worker = make_worker(os.getpid(), facts=facts, out_of_memory=3, memory_bytes=memory_bytes)
     perception = make_stage("perception", workers=(worker, None), tiers=["full", "fast"])
-    planning = make_stage("planning", window_s=600.0)
+    planning = make_stage("planning")
+    planning.statistics.figures.window_s = 600.0
     for seq in range(4):
         answered(perception, make_answer(seq=seq, total_ms=20.0))
     answered(perception, make_answer(Outcome.CRASHED, Fallback.BACKUP, seq=4, total_ms=60.0, tier=1))
@@ -196,7 +197,7 @@ def test_given_a_synchronised_input_when_reported_then_its_numbers_and_why_it_wa
 
 
 def test_given_an_emergency_lane_when_scraped_then_its_latch_and_what_triggered_it_are_there(stages):
-    lane = Emergency(config(**{"emergency.sensors": ["button"], "emergency.types": ["Bool"]}).emergency)
+    lane = Emergency(config(**{"emergency.sensors": ["button Bool"]}).emergency)
     lane.activate(0)
     registry = CollectorRegistry()
     registry.register(StageCollector(config(), stages, lambda: lane.status(3).values))

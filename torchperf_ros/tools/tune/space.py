@@ -15,7 +15,7 @@ from torchperf_ros.settings.build_options import (
     PRECISIONS,
     STATIC_ENGINE,
 )
-from torchperf_ros.settings.shape_options import bucket_count, bucket_width
+from torchperf_ros.settings.shape_options import bucket_width
 from torchperf_ros.tools.tune.trial import (
     BUCKET,
     EAGER,
@@ -202,14 +202,10 @@ class TuneSpace:
             yield _with(best, channels_last=not best.options.channels_last)
 
     def _buckets(self, best: TuneCandidate) -> Iterator[TuneCandidate]:
-        """About 4 and 8 buckets in all; where there are few enough, also with a compiled graph for each."""
+        """About 4 and 8 buckets in all."""
         for most in _BUCKET_COUNTS if self._facts.ranges else ():
             width = bucket_width(self._facts.ranges, most)
-            bucketed = replace(best, shapes=BUCKET, bucket_width=width)
-            yield bucketed
-            few = bucket_count(self._facts.ranges, width) <= _MOST_STATIC_GRAPHS
-            if best.options.engine == _COMPILE and few:
-                yield _with(bucketed, dynamic="never")
+            yield _with(replace(best, shapes=BUCKET, bucket_width=width), dynamic="auto")
 
     def _modes(self, best: TuneCandidate) -> Iterator[TuneCandidate]:
         """The default, and what takes longest to build: automatic tuning."""
