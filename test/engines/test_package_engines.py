@@ -227,7 +227,7 @@ def test_given_packages_dropped_by_another_thread_when_a_signal_comes_then_it_is
     """
     needs("openvino")
     command = [sys.executable, "-c", DROPPED_BY_ANOTHER_THREAD]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert (ended.returncode, ended.stdout) == (0, "told\n"), ended.stderr
 
 

@@ -85,7 +85,7 @@ def workers_alive(folder):
     ]
 
 
-def wait_until(condition, what, process=None, timeout_s=60.0):
+def wait_until(condition, what, process=None, timeout_s=200.0):
     """Look every 20 ms, for events that nobody notifies of.
 
     Only while the process lives that brings it about.
@@ -305,7 +305,7 @@ def test_given_a_replay_of_many_when_ended_then_nothing_of_it_goes_on(drives, tm
             os.killpg(process.pid, number)
         else:
             process.kill()
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=200)
     finally:
         process.kill()
     wait_until(lambda: not workers_alive(drives.notes), "no worker of a stage is left")
