@@ -175,7 +175,7 @@ def sizes_follow_values(run: Callable[[], Any]) -> bool:
     # A model may not run while its operations are looked at. What was found until then counts.
     with contextlib.suppress(Exception), _Values() as values, _Sizes() as sizes:
         drawn(run())
-    return values.found or sizes.found
+    return bool(values.found or sizes.found)
 
 
 def split(outputs: Any, sizes: Sequence[int]) -> list[Any]:  # noqa: ANN401 - a model may return anything
