@@ -62,7 +62,7 @@ class Crew:
                 continue
             if worker.recording:
                 return worker
-            rank = worker.backlog.is_long, worker is not self.preferred
+            rank = worker.lags, worker is not self.preferred
             if found is None or rank < best:
                 found, best = worker, rank
         return found

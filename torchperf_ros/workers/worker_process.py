@@ -119,9 +119,8 @@ class Backlog:
         return self._results.handled == self._sent
 
     @property
-    def is_long(self) -> bool:
-        """Whether so much waits that a frame would wait behind it, as after a stall."""
-        return self._sent - self._results.handled > _LONG_BACKLOG
+    def count(self) -> int:
+        return self._sent - self._results.handled
 
     def sent(self, frames: int) -> None:
         self._sent += frames
@@ -245,6 +244,11 @@ class WorkerProcess:
     def available(self) -> bool:
         """Whether it takes frames, now or when it is done with one."""
         return self.life.state is _SERVING
+
+    @property
+    def lags(self) -> bool:
+        """Whether a frame would wait behind much that it was given, as after a stall."""
+        return self.backlog.count > _LONG_BACKLOG
 
     @property
     def idle(self) -> bool:
