@@ -57,8 +57,8 @@ class Watched:
     """
 
     def __init__(self, graph, start_node, obedient, folder):
-        self.records = folder / "records"
-        own = {"recorder": True, "evidence_dir": str(folder / "evidence"), "record_dir": str(self.records)}
+        self.records = folder / "evidence" / "records"
+        own = {"recorder": True, "evidence_dir": str(folder / "evidence")}
         self.orders = {name: folder / name for name in ("camera", "off", *ACTIONS)}
         for orders in self.orders.values():
             orders.mkdir()
@@ -187,7 +187,7 @@ def test_given_a_model_that_is_slow_when_deadlines_are_missed_then_their_share_i
 def test_given_the_records_when_read_then_there_are_signals_for_each_second(watched):
     def signals():
         lines = [
-            line for path in watched.records.glob("*.jsonl") for line in path.read_text().splitlines(True)
+            line for path in watched.records.rglob("*.jsonl") for line in path.read_text().splitlines(True)
         ]
         # the last one may be being written
         told = [json.loads(line) for line in lines if line.endswith("\n")]

@@ -41,6 +41,7 @@ from torchperf_ros.workers.worker_state import WorkerLife, WorkerState
 
 # Python 3.10 and 3.11 look a member of an enum up in 0.1 us, several times a frame
 _SERVING: Final = WorkerState.SERVING
+_LONG_BACKLOG: Final = 3  # frames to be observed; of two streams one may be there at any time
 ENDS_WITHIN_S = 5.0  # of SIGKILL; a process that has not waits for a driver or a disk, and may never end
 
 
@@ -116,6 +117,11 @@ class Backlog:
     @property
     def is_empty(self) -> bool:
         return self._results.handled == self._sent
+
+    @property
+    def is_long(self) -> bool:
+        """Whether so much waits that a frame would wait behind it, as after a stall."""
+        return self._sent - self._results.handled > _LONG_BACKLOG
 
     def sent(self, frames: int) -> None:
         self._sent += frames
@@ -388,9 +394,15 @@ class WorkerProcess:
         """The next response and its payload (result, or reason), None if there is none.
 
         Raises:
-            EOFError: the worker is gone.
-            ProtocolError: it does not speak the protocol.
+            EOFError: the worker is gone; so is one, from now on, that does not speak the protocol.
         """
+        try:
+            return self._next_response()
+        except ProtocolError as error:
+            self.kill(str(error))
+            raise EOFError from error
+
+    def _next_response(self) -> tuple[Response, bytes] | None:
         try:
             data = self.frames.recv(256)
         except BlockingIOError:
