@@ -22,7 +22,7 @@ from torchperf_ros.models.driving_rules import Floats
 from torchperf_ros.safety.emergency import Latch
 from torchperf_ros.safety.stop_output import TimedPath
 from torchperf_ros.settings.safety_options import emergency_options
-from torchperf_ros.world.emergency_lane import LaneOnClock
+from torchperf_ros.world.loop import LaneOnClock
 from torchperf_ros.world.sensors import Scanner
 from torchperf_ros.world.vehicles import DELAY_S, DT_S, Vehicle
 

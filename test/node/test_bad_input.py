@@ -162,7 +162,7 @@ def test_given_input_that_stops_when_it_comes_back_then_the_stage_waits_and_reco
 def test_given_a_free_metrics_port_then_the_counters_can_be_scraped(car):
     car.node.counted("perception", frames=len(car.node.rows_of(PERCEPTION)))
     car.node.counted("planning", frames=len(car.node.rows_of(PLANNING)))
-    with urllib.request.urlopen(f"http://127.0.0.1:{car.metrics_port}/metrics", timeout=60) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{car.metrics_port}/metrics", timeout=200) as answer:
         text = answer.read().decode()
     assert f'torchperf_frames_total{{stage="perception"}} {len(car.node.rows_of(PERCEPTION))}.0' in text
     on_time = sum(row["outcome"] == Outcome.ON_TIME for row in car.node.rows_of(PLANNING))

@@ -502,7 +502,7 @@ def test_given_a_terminal_that_ends_when_the_node_drives_then_its_lane_stops_the
     lanes = vehicle.node.lanes()
     os.killpg(os.getpgid(vehicle.node.process.pid), number)
     assert braked_m(graph.wait_for(lambda: list(vehicle.plans), "a stop path")[0]) == BRAKED_M
-    assert vehicle.node.process.wait(60) == status
+    assert vehicle.node.process.wait(200) == status
     graph.wait_for(lambda: braked_m(vehicle.plans[-1]) == 0.0, "the vehicle to stand")
     vehicle.send("odom", odometry(speed=0.0))
     graph.wait_for_end(*lanes)

@@ -67,7 +67,7 @@ def test_given_a_value_that_is_not_allowed_when_started_then_one_line_says_why_a
     refused, kind
 ):
     node = refused[kind]
-    assert node.process.wait(60.0) == 2
+    assert node.process.wait(200) == 2
     # the middleware's, of killed processes
     lines = [line for line in node.errors.splitlines() if "RTPS" not in line]
     assert len(lines) == 1, lines
@@ -119,7 +119,7 @@ def test_given_command_lines_that_cannot_be_meant_when_started_then_each_says_so
             process = warm_process.start(
                 "node", [word.format_map(files) for word in words], os.environ, prints.fileno()
             )
-        code, output = process.wait(60.0), (tmp_path / "output").read_text()
+        code, output = process.wait(200), (tmp_path / "output").read_text()
         assert (code, said in output, "Traceback" in output) == (status, True, False), (words, output)
 
 

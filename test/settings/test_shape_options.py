@@ -83,3 +83,29 @@ def test_given_common_shapes_when_the_model_has_other_inputs_then_an_example_is_
             ConfigError, match="'1x10x50 1x10' does not fit the model's inputs; it has to be like '1x"
         ):
             options.check_inputs(example)
+
+
+@pytest.mark.parametrize(
+    ("values", "dynamic"),
+    [
+        ({}, "auto"),
+        ({"shapes": "bucket"}, "auto"),
+        ({"shapes": "exact"}, "never"),
+        ({"shapes": "exact", "common_shapes": ["1x3"]}, "auto"),
+        ({"shapes": "exact", "common_shapes": ["1x3"], "engine": "compile"}, "never"),
+    ],
+)
+def test_given_a_policy_when_a_tier_is_built_then_an_engine_lets_sizes_vary_where_frames_may(
+    values, dynamic
+):
+    stage = stage_config("s", {"adapter": "a:B", "output": "o", **values})
+    assert stage.build_options(0).dynamic == dynamic
+
+
+@pytest.mark.parametrize(("engine", "captured"), [("aoti", True), ("auto", True), ("compile", False)])
+def test_given_a_mode_with_graphs_when_a_tier_is_built_then_every_engine_but_the_compiler_captures_its_own(
+    engine, captured
+):
+    values = {"adapter": "a:B", "output": "o", "engine": engine, "compile_mode": "reduce-overhead"}
+    options = stage_config("s", values).build_options(0)
+    assert (options.cuda_graphs, options.mode) == (captured, "reduce-overhead")

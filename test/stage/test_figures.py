@@ -492,22 +492,18 @@ def test_given_frames_in_bunches_when_too_many_are_superseded_then_the_cause_is_
     assert any(alert and "takes 10.0, but they come in bunches" in alert.message for alert in told)
 
 
-def test_given_a_death_when_another_worker_serves_then_health_is_not_lost(statistics):
-    answer(statistics, Outcome.ON_TIME, None)
-    assert statistics.worker_died("why", 7, 1, lasting=False, alone=False).name == "perception: worker died"
-    assert state(statistics) is Health.NOMINAL
-    statistics.worker_died("why", 8, 2, lasting=True, alone=False)
-    assert state(statistics) is Health.NOMINAL
-
-
-def test_given_a_death_when_nobody_else_serves_then_the_stage_starts_again_or_stops_safely_if_it_lasts(
-    statistics,
+@pytest.mark.parametrize(
+    ("alone", "then", "if_it_lasts"),
+    [(False, Health.NOMINAL, Health.NOMINAL), (True, Health.STARTING, Health.SAFE_STOP)],
+)
+def test_given_a_death_then_the_stage_starts_again_or_stops_safely_only_where_nobody_else_serves(
+    statistics, alone, then, if_it_lasts
 ):
     answer(statistics, Outcome.ON_TIME, None)
-    statistics.worker_died("why", 7, 1, lasting=False, alone=True)
-    assert state(statistics) is Health.STARTING
-    statistics.worker_died("why", 8, 2, lasting=True, alone=True)
-    assert state(statistics) is Health.SAFE_STOP
+    assert statistics.worker_died("why", 7, 1, lasting=False, alone=alone).name == "perception: worker died"
+    assert state(statistics) is then
+    statistics.worker_died("why", 8, 2, lasting=True, alone=alone)
+    assert state(statistics) is if_it_lasts
 
 
 def test_given_changed_limits_when_reconfigured_then_they_hold_at_once(statistics):

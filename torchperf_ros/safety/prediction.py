@@ -52,10 +52,12 @@ _MOST_ROUND = 2.2  # rad; what is further round the bend that we drive is on ano
 _ASLANT = 0.25  # rad; in a change of lanes our own direction is aslant by less, on a straight road, too
 _LEAST_AHEAD_M = 5.0  # nearer, the direction of what comes says nothing of the road between
 _EASES = 0.85  # likewise: less than this is no bend that goes on
+_OFF_M = 0.3  # aside of the bend that we drive; a plan that leads no further only returns to its line
 _NO_LONGER = 0.4  # of the quarter that turns most
 _EIGHTHS = np.linspace(0.0, 1.0, 9)
 # rad in an eighth of a plan; so much less than before and after is no road's bend, which grows and then fades
 _DIPS = 0.001
+_KNOWN_DIPS = 0.003  # likewise, of a plan that keeps to a lane that is known: it returns to its line
 _BEHIND_M = 8.0  # so far behind us, what drives along may still be before the bend that we are in
 _BENDS = 0.0005  # 1/m; where we drive so, how the road goes on is a guess
 _STRAIGHT = 1e-6  # rad/s: 5e-6 rad after 5 s, and enough for a division
@@ -287,7 +289,7 @@ def left_of_what_we_drive(lane: Lane, arc: Arc, seen: Seen) -> Floats:
     return np.where(leads, off.imag - off.real * np.tan(0.5 * turned), np.inf)
 
 
-def leaves_lane(lane: Lane, arc: Arc) -> Looks:  # noqa: PLR0911 - one look after the other
+def leaves_lane(lane: Lane, arc: Arc, most_dip: float = _DIPS) -> Looks:  # noqa: PLR0911 - one look after the other
     """Whether the plan looks like a change of lanes, which may have begun, like a bend of the road, or either.
 
     A change of lanes turns away from straight on and back; or it turns away from the bend that we drive,
@@ -304,13 +306,13 @@ def leaves_lane(lane: Lane, arc: Arc) -> Looks:  # noqa: PLR0911 - one look afte
     if abs(float(turned[-1])) < _BACK * (most := largest(np.abs(turned))) and most > _TURNED:
         return Looks.CHANGE
     eighths = np.interp(_EIGHTHS * lane.length, lane.own_s, turned)
-    if dips(eighths, 0.125 * arc.bend * lane.length) > _DIPS:
-        return Looks.CHANGE
     quarters = eighths[::2]
     turns = quarters[1:] - quarters[:-1]
     away = np.abs(turns - 0.25 * arc.bend * lane.length)
     most = largest(away)
-    if float(away[-1]) < _NO_LONGER * most and most > 0.5 * _TURNED:
+    has_turned_back = float(away[-1]) < _NO_LONGER * most and most > 0.5 * _TURNED
+    has_turned_back |= dips(eighths, 0.125 * arc.bend * lane.length) > most_dip
+    if has_turned_back and leads_off_m(lane, arc) > _OFF_M:
         return Looks.CHANGE
     fewest, widest = float(turns[turns.argmin()]), float(turns[turns.argmax()])
     turns_now = 0.25 * arc.bend * lane.length
@@ -320,6 +322,11 @@ def leaves_lane(lane: Lane, arc: Arc) -> Looks:  # noqa: PLR0911 - one look afte
         return Looks.CIRCLE
     eases = abs(float(turns[-1])) < _EASES * largest(np.abs(turns)) or float(away[-1]) < _EASES * most
     return Looks.EITHER if eases else Looks.BEND
+
+
+def leads_off_m(lane: Lane, arc: Arc) -> float:
+    """How far aside of the bend that we drive a plan leads, at its middle or at its end, in m."""
+    return largest(np.abs(arc.beside(lane.own_place[[len(lane.own_place) // 2, -1]])[1]))
 
 
 def dips(eighths: Floats, turns_now: float) -> float:
@@ -355,7 +362,7 @@ def on_a_road(on_joined: Along, lane: Lane, travel: complex, most_turn: float) -
 def _looks_of(lane: Lane, arc: Arc, on_lane: Along, seen: Seen, known: Looks | None) -> Looks:
     if known is Looks.CHANGE:
         return known
-    looks = leaves_lane(lane, arc)
+    looks = leaves_lane(lane, arc, _KNOWN_DIPS if known is Looks.KEEPS else _DIPS)
     # What looks like a change of lanes may have drawn the lane that it keeps itself, step by step.
     keeps = looks is Looks.BEND or (looks < Looks.BEND and runs_beside(lane, on_lane, seen))
     return Looks.KEEPS if known is Looks.KEEPS and keeps else looks

@@ -75,6 +75,7 @@ from torchperf_ros.settings.stream_options import (
 )
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
+_TOPIC = re.compile(r"(~?/)?[A-Za-z_{][\w{}]*(/[A-Za-z_{][\w{}]*)*", re.ASCII)  # {node}: the node's name
 _ROS_PARAMETERS = ("use_sim_time", "start_type_description_service")
 
 # The version that a stage's own parameters make; no candidate is called so.
@@ -441,6 +442,11 @@ def stage_config(
     checked = check_all((one for one in stage_parameters(stage) if "." not in one.name), values, f"{name}.")
     require(checked["adapter"], f"{name}.adapter: is empty; it has to be module:Class")
     require(checked["output"], f"{name}.output: is empty; it has to be a topic")
+    require(
+        _TOPIC.fullmatch(checked["output"]),
+        f"{name}.output: {checked['output']!r} is no topic: letters, digits and _, parts divided by /, each"
+        " beginning with no digit",
+    )
     tiers = checked["tiers"]
     once = tiers and all(tiers) and len(set(tiers)) == len(tiers)
     require(once, f"{name}.tiers: {tiers!r} is not allowed; it has to be at least one name, each once")
@@ -602,7 +608,7 @@ def refuse_unknown(values: Mapping[str, Any], stages: Sequence[str]) -> dict[str
         foreign[name] = named[0]
     given = {name.partition(".")[0]: name for name in values if "." in name}
     if idle := given.keys() - {*stages, "qos_overrides", *groups}:
-        for stage in [stage for stage in stages if stage not in given]:
+        for stage in [stage for stage in stages if stage not in given and _NAME.fullmatch(stage)]:
             if close := difflib.get_close_matches(stage, sorted(idle), 1, _NEARLY):
                 why = f"stage {close[0]} is none of the stages that run, {', '.join(stages)}"
                 raise ConfigError(

@@ -306,7 +306,7 @@ def export(stages):
 
 
 def scrape(port):
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as reply:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=100) as reply:
         return reply.read().decode()
 
 

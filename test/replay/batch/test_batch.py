@@ -85,7 +85,7 @@ def workers_alive(folder):
     ]
 
 
-def wait_until(condition, what, process=None, timeout_s=60.0):
+def wait_until(condition, what, process=None, timeout_s=200.0):
     """Look every 20 ms, for events that nobody notifies of.
 
     Only while the process lives that brings it about.
@@ -207,7 +207,7 @@ def test_given_a_task_whose_command_has_ended_when_it_looks_then_it_ends_too_and
 
 def test_given_no_cluster_at_the_address_then_the_error_names_it(drives, monkeypatch):
     monkeypatch.setattr("torchperf_ros.replay.batch.batch_tasks._CONNECT_S", 0.2)
-    with pytest.raises(BatchError, match="^--scheduler tcp://127.0.0.1:1: no scheduler answers there"):
+    with pytest.raises(BatchError, match="^--parallel tcp://127.0.0.1:1: no scheduler answers there"):
         drives.replay(write_drive(drives.logs / "good"), scheduler="tcp://127.0.0.1:1")
 
 
@@ -305,7 +305,7 @@ def test_given_a_replay_of_many_when_ended_then_nothing_of_it_goes_on(drives, tm
             os.killpg(process.pid, number)
         else:
             process.kill()
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=200)
     finally:
         process.kill()
     wait_until(lambda: not workers_alive(drives.notes), "no worker of a stage is left")

@@ -85,7 +85,6 @@ def sabotaged(change):
 
 BUSY = "other programs took 40% of the processor meanwhile"
 NO_ANSWER = "planning: 500 of 598 frames had no answer; 1% may have none"
-NOT_OWN = "perception: 90.0% of the frames had their own result in time; 95% have to"
 
 
 @pytest.fixture

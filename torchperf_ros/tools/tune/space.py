@@ -33,7 +33,6 @@ from torchperf_ros.tools.tune.trial import (
 _COMPILE, _AOTI = OF_PARTS, STATIC_ENGINE
 _CUDA_GRAPH_MODES = (GRAPH_MODE, "max-autotune")
 _BUCKET_COUNTS = (4, 8)
-_MOST_STATIC_GRAPHS = 8  # each is compiled before the first frame
 _NEAR = 1.25
 _FURTHER = "further compiled candidates"
 # On CUDA: what is cheapest, and then what gains most on convolutions and on products of matrices.
