@@ -20,6 +20,7 @@ import gc
 import math
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -39,6 +40,8 @@ _SPEED, _BEND = 10.0, 0.01  # m/s and 1/m
 _LANES_M = (-7.0, -3.5, 3.5, 7.0)
 _NOISE_M, _HZ = (0.0, 0.05, 0.1, 0.2), (10.0, 20.0, 30.0)
 _MISSING = 0.05  # of the detections
+_MARGIN_M = 0.3
+_OF_ROOM, _PLANS = 8, 150  # one in so many overtakings has to have room; of each
 _FIRST = 5  # arrays, in which everything is new
 _EPILOG = """\
 targets: with 30 poses and 32 objects, p50 <= 0.5 ms and p99 <= 1 ms; at most 2 % of good plans replaced where places
@@ -49,6 +52,7 @@ examples:
   ./run bench guard --parts cost
   ./run bench guard --parts noise --drive-s 60 --events 50 --seed 7
   ./run bench guard --parts head-on --plans 1000 --seed 7
+  ./run bench guard --parts head-on,bends --yaw-noise 0.005
   ./run bench guard --times 20000 --poses 60 --objects 64 --json guard.json"""
 
 
@@ -77,6 +81,8 @@ def _parser(parts: Iterable[str]) -> argparse.ArgumentParser:
     parser.add_argument("--events", type=int, default=20, help="of each kind, at each noise (default 20)")
     about = "that end head-on, twice as many clear ones, half as many bends (default 500)"
     parser.add_argument("--plans", type=int, default=500, help=about)
+    about = "of the odometry in head-on plans and bends that are driven, white, in rad/s (default 0)"
+    parser.add_argument("--yaw-noise", type=float, default=0.0, help=about)
     parser.add_argument("--drives", type=int, default=108, help="overtakings (default 108)")
     parser.add_argument(
         "--seed", type=int, default=1, help="that plans and traffic are drawn from (default 1)"
@@ -109,13 +115,20 @@ def _head_on(arguments: argparse.Namespace, report: Report) -> tuple[dict[str, A
         f" {arguments.seed}"
     )
     found: dict[str, list[bool]] = {}
+    noise = _yaw_noise(arguments)
 
     def judge(kind: str, scene: traffic.Scene) -> None:
-        found.setdefault(f"{kind}, driven", []).append(bool(traffic.refused_driven(scene, 1.0)))
+        driven = traffic.refused_driven(scene, 1.0, noise)
+        found.setdefault(f"{kind}, driven", []).append(bool(driven))
         found.setdefault(kind, []).append(bool(traffic.refused(scene, 1.0)))
 
     for scene in traffic.head_on_plans(arguments.seed, arguments.plans):
-        judge("head-on, bends" if scene.road.bends.any() else "head-on, straight", scene)
+        kind = "head-on, bends" if scene.road.bends.any() else "head-on, straight"
+        judge(kind, scene)
+        if not (found[kind][-1] and found[f"{kind}, driven"][-1]):
+            say(
+                f"{kind}: accepted one whose contact braking would avoid by {traffic.spared_m(scene):.2f} m"
+            )
     for scene in traffic.clear_plans(arguments.seed, 2 * arguments.plans):
         judge(f"clear, {scene.kind}", scene)
     rows = [
@@ -134,10 +147,18 @@ def _head_on(arguments: argparse.Namespace, report: Report) -> tuple[dict[str, A
     ]
 
 
+def _yaw_noise(arguments: argparse.Namespace) -> Callable[[], float]:
+    rng = np.random.default_rng(arguments.seed)
+    return lambda: float(rng.normal(0.0, arguments.yaw_noise))
+
+
 def _bends(arguments: argparse.Namespace, report: Report) -> tuple[dict[str, Any], list[Target]]:
     count = arguments.plans // 2
     say(f"{count} passages into a bend beside cars, from seed {arguments.seed}")
-    stops = [traffic.false_stops(scene) for scene in traffic.passages(arguments.seed, count)]
+    noise = _yaw_noise(arguments)
+    stops = [
+        traffic.false_stops(scene, yaw_noise=noise) for scene in traffic.passages(arguments.seed, count)
+    ]
     first = [traffic.false_stops(scene, first=True) for scene in traffic.passages(arguments.seed, count)]
     passages, plans = sum(map(bool, stops)), sum(map(len, stops))
     report.table(
@@ -155,17 +176,74 @@ def _bends(arguments: argparse.Namespace, report: Report) -> tuple[dict[str, Any
 def _overtaking(arguments: argparse.Namespace, report: Report) -> tuple[dict[str, Any], list[Target]]:
     say(f"{arguments.drives} overtakings, from seed {arguments.seed}")
     rng = np.random.default_rng(arguments.seed)
-    found = [traffic.contact_of(traffic.an_overtaking(rng)) for _ in range(arguments.drives)]
-    contacts = [speed for _, speed, _ in found if not math.isnan(speed)]
+    found = [traffic.driven(traffic.an_overtaking(rng)) for _ in range(arguments.drives)]
+    contacts = [drive.speed for drive in found if not math.isnan(drive.speed)]
     moving = sum(speed > traffic.MOVES for speed in contacts)
-    replaced = sum(verdicts != {"accept"} for _, _, verdicts in found)
+    replaced = sum(drive.verdicts != {"accept"} for drive in found)
     report.table(
         f"overtakings, from seed {arguments.seed}",
         ("", "drawn", "replaced", "contacts", "while moving"),
         [["the planner does not look", arguments.drives, replaced, len(contacts), moving]],
     )
     figures = {"drawn": arguments.drives, "replaced": replaced, "contacts": len(contacts), "moving": moving}
-    return figures, [Target("overtakings with a contact of the moving vehicle", moving, "==", 0)]
+    figures |= _with_room(arguments, report) | _ended(arguments, report)
+    return figures, [
+        Target("overtakings with a contact of the moving vehicle", moving, "==", 0),
+        Target("left beside the lane by a planner that ended", figures["ended, beside"], "==", 0),
+    ]
+
+
+def _with_room(arguments: argparse.Namespace, report: Report) -> dict[str, int]:
+    """Overtakings that are clear as a whole, and how many of their plans are replaced."""
+    rng, rooms = np.random.default_rng(arguments.seed), list[traffic.Overtaking]()
+    while len(rooms) < arguments.drives // _OF_ROOM:
+        drive = traffic.an_overtaking(rng)
+        if traffic.has_room(drive):
+            rooms.append(drive)
+    found = [traffic.driven(drive).refused for drive in rooms]
+    plans, why = _PLANS * len(found), Counter(_why(one) for refused in found for one in refused)
+    rows = [[kind, count] for kind, count in why.most_common()]
+    title = f"plans replaced of {plans} in {len(found)} overtakings with room, from seed {arguments.seed}"
+    report.table(title, ("", "plans"), rows)
+    return {"room, drives": len(found), "room, plans": plans} | {f"room, {kind}": n for kind, n in rows}
+
+
+def _why(refused: traffic.Refused) -> str:
+    """What a replaced plan is by what really happens: the guard may be right."""
+    check = refused.reason.split(":")[0]
+    if check != "distance":
+        return f"its own motion: {check}"
+    if "does not brake" in refused.reason:
+        return "closer than RSS allows to what is ahead"
+    if "no way back" in refused.reason:
+        return "no way back"
+    return "comes within the margin" if refused.nearest_m < _MARGIN_M else "does not"
+
+
+def _ended(arguments: argparse.Namespace, report: Report) -> dict[str, int]:
+    """Overtakings whose planner ends: where the vehicle is left, of those that could return then."""
+    rng, rows, figures = np.random.default_rng(arguments.seed), list[list[object]](), {"ended, beside": 0}
+    for sends in traffic.SENDS:
+        found = [
+            traffic.driven(*traffic.an_ending(rng, sends), lasts_s=traffic.ENDED_S)
+            for _ in range(arguments.drives // len(traffic.SENDS))
+        ]
+        could = [drive for drive in found if drive.at_end[2] and math.isnan(drive.contact_s)]
+        beside = sum(abs(drive.left) > traffic.IN_LANE_M for drive in could)
+        moving = sum(drive.speed > traffic.MOVES for drive in found)
+        began = sum(abs(drive.at_end[0]) > traffic.IN_LANE_M for drive in could)
+        rows.append([sends, len(found), len(could), began, beside, moving])
+        figures["ended, beside"] += beside
+    columns = (
+        "it sends",
+        "drawn",
+        "could return",
+        "beside the lane",
+        "left there",
+        "contacts while moving",
+    )
+    report.table(f"overtakings whose planner ends, from seed {arguments.seed}", columns, rows)
+    return figures
 
 
 def _noise(arguments: argparse.Namespace, report: Report) -> tuple[dict[str, Any], list[Target]]:

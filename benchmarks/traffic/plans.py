@@ -10,10 +10,12 @@ exact boxes.
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from benchmarks.rig.messages import START_NS, Box, S, markers_bytes, odometry_bytes, plan_bytes
+from torchperf_ros.api.outcome import GuardVerdict
 from torchperf_ros.safety.guard import Guard
 from torchperf_ros.safety.limits import Track
 from torchperf_ros.safety.stop_output import TimedPath
@@ -26,8 +28,14 @@ HELD = 4.0  # m/s^2 to the side; nobody drives a bend faster
 TURNS = 2.0  # rad in one bend, at most; roads do not come back to where they were
 AFTER_S = 9.0  # that is looked at, beyond any plan
 STEP_S = 0.02
+IN_LANE_M = (
+    0.75  # from the middle of our lane, which is 3.5 m wide: 0.5 m, and what the vehicle drives off it
+)
+ENDED_S = 20.0  # of a drive whose planner ends
 KEPT_S = 1.5  # that a vehicle has kept its lane before it changes
 MOVES = 0.1  # m/s; slower, the vehicle stands
+STAGE_BRAKES = 3.0  # m/s^2 of a stage's stop, as it is by default
+RETURN_BRAKE = 5.0  # m/s^2 of a way back that could be driven
 CLEAR_S, CLEAR_M, BEHIND_S = 2.0, 0.5, 1.0
 """Of a clear plan.
 
@@ -161,10 +169,11 @@ def contact_s(scene: Scene, until_s: float) -> float:
     return float(times_s[touches.argmax()]) if touches.any() else math.nan
 
 
-def braking_avoids(scene: Scene) -> bool:
-    """Whether nothing touches us if we brake now, along the same way, until all have passed."""
+def spared_m(scene: Scene) -> float:
+    """How far everything stays from us if we brake now, along the same way; at most 0: something touches us."""
     times_s = np.arange(0.0, AFTER_S, STEP_S)
-    return all((nearest_m(scene, braked(scene, times_s), times_s, car) > 0).all() for car in scene.cars)
+    ways = braked(scene, times_s)
+    return min(float(nearest_m(scene, ways, times_s, car).min()) for car in scene.cars)
 
 
 def is_clear(scene: Scene) -> bool:
@@ -210,26 +219,30 @@ def refused(scene: Scene, turned: float = 0.0, at_s: float = 0.0, **options: obj
     return judged(Guard(guard_options({"guard.shadow": ["distance"], **options})), scene, turned, at_s)
 
 
-def refused_driven(scene: Scene, turned: float = 0.0) -> str:
+def refused_driven(scene: Scene, turned: float = 0.0, yaw_noise: Callable[[], float] = float) -> str:
     """The same of a guard that has seen the plans before: of a planner that kept the lane until it changed it.
 
     It decides to change up to a second before the vehicle begins to, and drove a second and a half in its lane before.
+    `yaw_noise` draws by how much each yaw rate of the odometry is off, in rad/s.
     """
     guard = Guard(guard_options({"guard.shadow": ["distance"]}))
     begins_m = min((from_s for _, from_s, _ in scene.changes), default=0.0)
     decides_s = min(begins_m, 0.0) / scene.speed - 0.3
     keeps = replace(scene, changes=())
     for at_s in np.arange(-round(10.0 * (KEPT_S - decides_s)), 0.0) / 10.0:
-        judged(guard, keeps if at_s < decides_s else scene, turned, float(at_s))
-    return judged(guard, scene, turned, 0.0)
+        judged(guard, keeps if at_s < decides_s else scene, turned, float(at_s), yaw_noise)
+    return judged(guard, scene, turned, 0.0, yaw_noise)
 
 
-def judged(guard: Guard, scene: Scene, turned: float, at_s: float) -> str:
+def judged(
+    guard: Guard, scene: Scene, turned: float, at_s: float, yaw_noise: Callable[[], float] = float
+) -> str:
     """Why a guard, whose checks are in shadow, would replace the plan at a time."""
     times_s = np.arange(0.0, scene.horizon_s + 0.05, 0.1)
     place, yaw = scene.poses(scene.ways(at_s + times_s))
     near_s = scene.ways(at_s + np.array([-0.02, 0.02]))
     speed, rate = float(np.diff(near_s)[0]) / 0.04, float(np.diff(scene.poses(near_s)[1])[0]) / 0.04
+    rate += yaw_noise()
     turn = complex(math.cos(turned), math.sin(turned))
     place, yaw = place * turn, yaw + turned
     now_ns, ros_ns = 10 * S + round(at_s * S), START_NS + round(at_s * S)
@@ -422,16 +435,18 @@ def passages(seed: int, count: int) -> Iterator[Scene]:
         yield Scene("passage", road, speed, 0.0, rng.uniform(-0.3, 0.3), (), tuple(cars))
 
 
-def false_stops(scene: Scene, *, first: bool = False) -> list[str]:
+def false_stops(scene: Scene, *, first: bool = False, yaw_noise: Callable[[], float] = float) -> list[str]:
     """Why plans of a passage are replaced, ten a second, from 40 m before the bend until 60 m behind its beginning.
 
-    `first`: each by a guard that has seen none before.
+    By a guard that has driven in the lane for `KEPT_S` before; `first`: each by one that has seen none before.
     """
     times_s = np.arange(0.0, 100.0 / scene.speed, 0.1)
     if first:
         return list(filter(None, (refused(scene, 1.0, at_s) for at_s in times_s)))
     guard = Guard(guard_options({"guard.shadow": ["distance"]}))
-    return list(filter(None, (judged(guard, scene, 1.0, float(at_s)) for at_s in times_s)))
+    for at_s in np.arange(-round(10.0 * KEPT_S), 0.0) / 10.0:
+        judged(guard, scene, 1.0, float(at_s), yaw_noise)
+    return list(filter(None, (judged(guard, scene, 1.0, float(at_s), yaw_noise) for at_s in times_s)))
 
 
 def head_on_plans(seed: int, count: int) -> Iterator[Scene]:
@@ -440,7 +455,7 @@ def head_on_plans(seed: int, count: int) -> Iterator[Scene]:
     found = 0
     while found < count:
         scene = head_on(rng)
-        if not math.isnan(contact_s(scene, scene.horizon_s)) and braking_avoids(scene):
+        if not math.isnan(contact_s(scene, scene.horizon_s)) and spared_m(scene) > 0.0:
             found += 1
             yield scene
 
@@ -507,45 +522,169 @@ def an_overtaking(rng: np.random.Generator) -> Overtaking:
     )
 
 
-def contact_of(drive: Overtaking) -> tuple[float, float, set[str]]:
-    """Drives it, ten plans a second.
+@dataclass(frozen=True)
+class End:
+    """When a planner ends, and what its stage sends from then on.
 
-    When there is a contact, how fast we are then, NaN if there is none; verdicts.
+    `sends`: nothing, the stage's stop along the last plan, bytes that are no plan, or plans that are too fast.
+    """
+
+    at_s: float
+    sends: str
+
+
+SENDS = ("nothing", "stop", "junk", "too fast")
+
+
+class Refused(NamedTuple):
+    """A plan that was replaced: why, and how near it leads to a car that goes on as it does, in m."""
+
+    reason: str
+    nearest_m: float
+
+
+class Driven(NamedTuple):
+    """What came of a drive.
+
+    Attributes:
+        contact_s: when something was touched; NaN: nothing was.
+        speed: how fast we were then in m/s, NaN likewise.
+        verdicts: of the guard, in words.
+        refused: the plans that were replaced.
+        left: how far to the left of our lane's middle we were at last, in m.
+        at_end: that, the speed, and whether we could return, when the planner ended.
+    """
+
+    contact_s: float
+    speed: float
+    verdicts: set[str]
+    refused: list[Refused]
+    left: float
+    at_end: tuple[float, float, bool] = (0.0, 0.0, False)
+
+
+def driven(
+    drive: Overtaking,
+    end: End | None = None,
+    lasts_s: float = 15.0,
+    *,
+    guarded: bool = True,
+    touches_m: float = 0.0,
+) -> Driven:
+    """Drives it, ten plans a second, until something is as near as that, or as long as that.
+
+    The vehicle follows what the guard publishes, or every plan, where there is none.
     """
     guard, road = Guard(guard_options({"guard.act": ["all"]})), drive.road
     place, heading = road.at(np.zeros(1), 0.0)
     x, yaw, speed, rate, path = complex(place[0]), float(heading[0]), drive.speed, 0.0, None
-    verdicts, cars = set(), (drive.lead, drive.other)
-    for number in range(150):
+    verdicts, refused = set[str](), list[Refused]()
+    cars, data, at_end = (drive.lead, drive.other), b"", (0.0, 0.0, False)
+    stop: bytes | None = None
+    for number in range(round(10.0 * lasts_s)):
         at_s = 0.1 * number
         ros_ns, now_ns = START_NS + round(at_s * S), 10 * S + round(at_s * S)
         s, left, slope = _along(road, x, yaw)
-        guard.moved(odometry_bytes(x.real, x.imag, yaw, speed, rate, stamp_ns=ros_ns), now_ns)
-        guard.saw(0, markers_bytes(boxes_of(cars, road, at_s), stamp_ns=ros_ns), now_ns)
-        times_s, ways, lefts = drive.plan(s, left, slope, speed, at_s)
-        places, headings = road.at(ways, lefts)
-        near_m = np.maximum(np.gradient(ways, times_s), 0.1)
-        yaws = headings + np.arctan2(np.gradient(lefts, times_s), near_m)
-        yaws[0] = yaw
-        found = guard.check(
-            plan_bytes(times_s, places.real, places.imag, yaws, start_ns=ros_ns), now_ns, ros_ns, AGE_MS
-        )
-        verdicts.add(found.verdict.word)
-        if found.payload is not None:
-            path = Track.of(TimedPath.parse(found.payload), START_NS, None)
+        if guarded:
+            guard.moved(odometry_bytes(x.real, x.imag, yaw, speed, rate, stamp_ns=ros_ns), now_ns)
+            guard.saw(0, markers_bytes(boxes_of(cars, road, at_s), stamp_ns=ros_ns), now_ns)
+        has_ended = end is not None and at_s >= end.at_s and number > 0
+        if has_ended and stop is None:
+            at_end = left, speed, could_return(drive, s, left, slope, speed, at_s)
+            braked_path = TimedPath.parse(data).stop(ros_ns, STAGE_BRAKES)
+            stop = b"" if braked_path is None else braked_path.bytes()
+        if not has_ended or (end is not None and end.sends == "too fast"):
+            times_s, ways, lefts = drive.plan(s, left, slope, speed, at_s)
+            if has_ended:
+                ways = s + 5.0 * (ways - s) + 20.0 * times_s
+            places, headings = road.at(ways, lefts)
+            near_m = np.maximum(np.gradient(ways, times_s), 0.1)
+            yaws = headings + np.arctan2(np.gradient(lefts, times_s), near_m)
+            yaws[0] = yaw
+            data = plan_bytes(times_s, places.real, places.imag, yaws, start_ns=ros_ns)
+        plan: bytes | None = data
+        if has_ended and end is not None:
+            plan = {"nothing": None, "stop": stop, "junk": b"junk"}.get(end.sends, data)
+        is_stop = has_ended and end is not None and end.sends == "stop"
+        if guarded:
+            found = guard.check(plan, now_ns, ros_ns, AGE_MS, is_stop=is_stop)
+            verdicts.add(found.verdict.word)
+            if found.verdict is not GuardVerdict.ACCEPT:
+                refused.append(Refused(found.reason, leads_near_m(plan, cars, road, at_s)))
+            plan = found.payload
+        if plan is not None:
+            path = Track.of(TimedPath.parse(plan), START_NS, None)
         fine_s = at_s + np.linspace(0.0, 0.1, 6)
         own = np.interp(fine_s, path.t_s, path.place)
         turns = np.interp(fine_s, path.t_s, path.yaw)
         outline = corners(own, turns, LENGTH, WIDTH, 0.5 * LENGTH - REAR)
         moved = np.abs(np.diff(own)) / 0.02
         for car in cars:
-            touches = apart_m(outline, corners(*car.after(road, fine_s), car.length, car.width)) < 0
+            touches = apart_m(outline, corners(*car.after(road, fine_s), car.length, car.width)) < touches_m
             if touches.any():
                 at = int(touches.argmax())
-                return fine_s[at], float(moved[max(at - 1, 0)]), verdicts
+                return Driven(fine_s[at], float(moved[max(at - 1, 0)]), verdicts, refused, left, at_end)
         x, yaw, speed = complex(own[-1]), float(turns[-1]), float(moved[-1])
         rate = float(turns[-1] - turns[-2]) / 0.02
-    return math.nan, math.nan, verdicts
+    return Driven(math.nan, math.nan, verdicts, refused, _along(road, x, yaw)[1], at_end)
+
+
+def leads_near_m(plan: bytes | None, cars: Iterable[Car], road: Road, at_s: float) -> float:
+    """How near a plan leads to cars; infinite where it is none."""
+    path = plan and TimedPath.read(plan)
+    if not path:
+        return math.inf
+    track, times_s = Track.of(path, START_NS, None), at_s + np.arange(0.0, 3.0, 0.05)
+    places, yaws = np.interp(times_s, track.t_s, track.place), np.interp(times_s, track.t_s, track.yaw)
+    own = corners(places, yaws, LENGTH, WIDTH, 0.5 * LENGTH - REAR)
+    boxes = [corners(*car.after(road, times_s), car.length, car.width) for car in cars]
+    return min(float(apart_m(own, box).min()) for box in boxes)
+
+
+def an_ending(rng: np.random.Generator, sends: str) -> tuple[Overtaking, End]:
+    """An overtaking whose planner ends on the way; what comes is far still, more often than not."""
+    drive = an_overtaking(rng)
+    if rng.random() < 0.6:
+        drive = replace(drive, other=replace(drive.other, s=rng.uniform(250.0, 600.0)))
+    return drive, End(rng.uniform(0.3, 8.0), sends)
+
+
+def has_room(drive: Overtaking) -> bool:
+    """Whether the whole overtaking is clear by `CLEAR_M`, also if what comes were there `CLEAR_S` sooner."""
+    other = drive.other
+    sooner = replace(drive, other=replace(other, s=other.s + other.speed * CLEAR_S))
+    both = (driven(one, guarded=False, touches_m=CLEAR_M) for one in (drive, sooner))
+    return all(math.isnan(one.contact_s) for one in both)
+
+
+def could_return(drive: Overtaking, s: float, left: float, slope: float, speed: float, at_s: float) -> bool:
+    """Whether one of a few ways back into the lane, and to standstill there, is clear of every car by `CLEAR_M`.
+
+    The vehicle brakes to a share of its speed, returns by a quintic in 3.5 s of that, and brakes.
+    """
+    times_s = np.arange(0.0, AFTER_S, STEP_S)
+    for share in (1.0, 0.7, 0.4, 0.25):
+        then = max(share * speed, 3.0)
+        slows_s = max(speed - then, 0.0) / RETURN_BRAKE
+        slowing_s, over = np.minimum(times_s, slows_s), max(3.5 * then, 6.0)
+        begins_m = max(speed, then) * slows_s - 0.5 * RETURN_BRAKE * slows_s**2
+        keeps_s = np.clip(times_s - slows_s, 0.0, over / then)
+        stops_s = np.clip(times_s - slows_s - over / then, 0.0, then / RETURN_BRAKE)
+        ways = speed * slowing_s - 0.5 * RETURN_BRAKE * slowing_s**2 + then * keeps_s
+        ways += then * stops_s - 0.5 * RETURN_BRAKE * stops_s**2
+        straight = left + slope * np.minimum(ways, begins_m)
+        back = np.clip((ways - begins_m) / over, 0.0, 1.0)
+        lefts = (left + slope * begins_m) * (1 - back) ** 3 * (1 + 3 * back + 6 * back**2)
+        lefts = np.where(
+            back > 0.0, lefts + slope * over * back * (1 - back) ** 3 * (1 + 3 * back), straight
+        )
+        places, headings = drive.road.at(s + ways, lefts)
+        yaws = headings + np.arctan(np.gradient(lefts) / np.maximum(np.gradient(ways), 1e-3))
+        own = corners(places, yaws, LENGTH, WIDTH, 0.5 * LENGTH - REAR)
+        cars = [car.after(drive.road, at_s + times_s) for car in (drive.lead, drive.other)]
+        if all((apart_m(own, corners(*car, 4.5, 1.9)) > CLEAR_M).all() for car in cars):
+            return True
+    return False
 
 
 def _along(road: Road, place: complex, yaw: float) -> tuple[float, float, float]:

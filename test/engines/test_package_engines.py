@@ -231,7 +231,7 @@ def test_given_packages_dropped_by_another_thread_when_a_signal_comes_then_it_is
     """
     needs("openvino")
     command = [sys.executable, "-c", DROPPED_BY_ANOTHER_THREAD]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert (ended.returncode, ended.stdout) == (0, "told\n"), ended.stderr
 
 
@@ -271,7 +271,7 @@ def test_given_a_precision_that_the_library_has_itself_then_results_are_within_i
             {},
             CUDA,
             {0: {0: (1, 2)}},
-            "engine tensorrt runs fixed sizes only; dynamic has to be never",
+            "engine tensorrt runs fixed sizes only; shapes has to be exact",
         ),
         ("tensorrt", {"precision": "fp16"}, CUDA, {}, ""),
         ("aoti", {"precision": "int8_weight", "cuda_graphs": True}, CUDA, {0: {0: (1, 2)}}, ""),

@@ -714,7 +714,7 @@ def test_given_a_plan_that_is_over_when_checked_then_nothing_brakes_along_it(lef
     speed=st.floats(0.5, 25.0),
     braking=st.floats(0.0, 9.0),
     after_s=st.floats(0.0, 2.9),
-    aside_m=st.floats(-0.95, 0.95),
+    aside_m=st.floats(-0.45, 0.45),
 )
 def test_given_a_vehicle_that_was_braked_when_it_stops_along_the_last_valid_plan_then_it_does_so_from_where_it_is(
     speed, braking, after_s, aside_m

@@ -5,9 +5,12 @@
 
 import math
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from benchmarks.traffic import plans
 
@@ -44,16 +47,33 @@ def test_given_an_overtaking_that_something_comes_towards_when_driven_then_the_m
     seed,
 ):
     drive = plans.an_overtaking(np.random.default_rng(seed))
-    _, speed, verdicts = plans.contact_of(drive)
-    assert math.isnan(speed) or speed <= plans.MOVES
-    assert verdicts & {"brake", "rebased", "stop"}
+    found = plans.driven(drive)
+    assert math.isnan(found.speed) or found.speed <= plans.MOVES
+    assert found.verdicts & {"brake", "rebased", "stop"}
 
 
 def test_given_a_scene_when_its_footprints_touch_then_the_contact_is_found():
     road = plans.Road()
     ahead = plans.Scene("ahead", road, 10.0, cars=(plans.Car(20.0, 0.0, -10.0),))
     assert plans.contact_s(ahead, 3.0) == pytest.approx((20.0 - 2.25 - 3.5) / 20.0, abs=0.03)
-    assert not plans.braking_avoids(ahead)
+    assert plans.spared_m(ahead) <= 0.0
     beside = plans.Scene("beside", road, 10.0, cars=(plans.Car(20.0, 1.95, -10.0),))
     assert math.isnan(plans.contact_s(beside, 3.0))
     assert not plans.is_clear(beside)  # 5 cm
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    sends=st.sampled_from(plans.SENDS),
+    straight=st.booleans(),
+)
+def test_given_a_planner_that_ends_in_an_overtaking_when_a_return_is_clear_then_the_vehicle_ends_in_its_lane(
+    seed, sends, straight
+):
+    drive, end = plans.an_ending(np.random.default_rng(seed), sends)
+    if straight:
+        drive = replace(drive, road=plans.Road())
+    found = plans.driven(drive, end, lasts_s=plans.ENDED_S)
+    assert not found.speed > plans.MOVES
+    assert not found.at_end[2] or abs(found.left) <= plans.IN_LANE_M or not math.isnan(found.contact_s)

@@ -54,11 +54,10 @@ def test_given_the_parameters_when_listed_then_each_is_there_once_described_and_
         assert parameter.check(parameter.default) == parameter.default
         assert parameter.description.endswith(".")
     live = (
-        "budget_ms hold_last_ms stop_deceleration hang_ms input_timeout_ms sustained_misses recover_frames"
-        " window_s batch_wait_ms"
+        "budget_ms hold_last_ms stop_deceleration hang_ms input_timeout_ms sustained_misses batch_wait_ms"
     )
-    live += " scene_hold_s situation_timeout_ms action_cooldown_s action_return_s"
-    live += " budget_fast_speed budget_near_s candidate candidate_serves rollout.facts"
+    live += " scene_hold_s action_return_s"
+    live += " budget_fast_speed candidate candidate_serves rollout.facts"
     assert {parameter.name for parameter in EVERY if parameter.live} == set(live.split())
 
 

@@ -97,9 +97,10 @@ class PackageEngine(Engine):
         if options.precision not in able:
             return f"{name} has no precision {options.precision} on {device.type}; it has {', '.join(able)}"
         reasons = {
-            "cannot be captured: cuda_graphs has to be false": options.cuda_graphs and self.distributions,
+            "cannot be captured: compile_mode has to be default": options.cuda_graphs
+            and self.distributions,
             f"takes whole models only; engine {OF_PARTS} takes parts": options.parts,
-            "runs fixed sizes only; dynamic has to be never": dynamic_dims and not self.dynamic,
+            "runs fixed sizes only; shapes has to be exact": dynamic_dims and not self.dynamic,
         }
         return next((f"{name} {why}" for why, holds in reasons.items() if holds), "")
 

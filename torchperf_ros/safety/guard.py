@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ from torchperf_ros.safety.limits import (
     unreadable,
 )
 from torchperf_ros.safety.obstacles import Obstacles, Seen, read_obstacles, seen_now
-from torchperf_ros.safety.odometry import Motion
+from torchperf_ros.safety.odometry import Motion, YawRates
 from torchperf_ros.safety.own_lane import IN_LANE_M, OwnLane
 from torchperf_ros.safety.source_clock import SourceClock
 from torchperf_ros.safety.stop_output import GoingStop, TimedPath
@@ -40,7 +40,12 @@ _FAR_S, _NEAR_S = 15.0, 8.0
 _AS_FAST = 0.5  # m/s between the vehicle and the plan that it goes on with
 _AS_HARD = 1.0  # m/s; impacts that differ by less are the same
 _TIME_HELPS = 3.0  # m/s^2: so much of an impact is still to be avoided for each second until then
+# After which without an accepted plan the planner has given up: single plans may fail.
+_GIVES_UP_NS = NS_PER_S // 2
+_PROBES_S = np.linspace(0.0, 3.0, 7)  # for which a vehicle that stands looks at what comes
 _ROLLS = 1.0  # m/s; slower, the bend that is driven does not show in yaw rate and speed
+_NOISY = 0.001  # rad/s; 3 mrad after a plan's 3 s
+_BEGINS = 0.125  # of a plan's way; the part that `prediction.dips` compares with the bend that is driven
 _SHOWN_M = 1.0  # of a plan, from which on its bend counts for such a vehicle
 _EVEN = 0.1  # of all that a plan turns: its thirds differ by less in a bend of the road
 _TURNS_OFF = 0.04  # 1/m: a plan that is sharper turns off, and says nothing of the road behind
@@ -239,10 +244,13 @@ class Guard:
         self._not_before_ns = now_ns
         self._motion: Motion | None = None
         self._motion_clock = SourceClock()
+        self._yaw_rates = YawRates()
+        self._knows_noise = False  # of the yaw rate
         self._sources: list[Obstacles | None] = [None] * len(self._options.obstacles)  # each has one thread
         # The last plan that was accepted, and by how much the ROS clock was ahead of the monotonic one
         # then.
         self._valid: tuple[TimedPath, int] | None = None
+        self._accepted_ns = now_ns  # when that was
         self._going: GoingStop | None = None  # what was published last, if that brakes to standstill
         # How the vehicle leaves the way of what comes, and by how much the ROS clock was ahead as above.
         self._way_out: tuple[TimedPath, int] | None = None
@@ -260,7 +268,7 @@ class Guard:
             self._odometry.note(str(error))
             return
         if received_ns >= self._not_before_ns:
-            self._motion = motion
+            self._motion = self._yaw_rates.take(motion)
 
     def saw(self, source: int, markers: bytes, received_ns: int, stamp_ns: int = 0) -> None:
         """Take the CDR bytes of a `visualization_msgs/MarkerArray` of the source with this index in `obstacles`.
@@ -286,7 +294,14 @@ class Guard:
             sources[source] = seen
 
     def check(
-        self, plan: bytes | None, now_ns: int, ros_now_ns: int, age_ms: float, stepped_ns: int = 0
+        self,
+        plan: bytes | None,
+        now_ns: int,
+        ros_now_ns: int,
+        age_ms: float,
+        stepped_ns: int = 0,
+        *,
+        is_stop: bool = False,
     ) -> Checked:
         """Judge a plan, and say what to publish.
 
@@ -298,6 +313,7 @@ class Guard:
                 time.
             stepped_ns: by how much the ROS clock has stepped since that frame, so that the plan's stamps
                 are behind it.
+            is_stop: whether it is the stage's stop: there is no plan any more, as where `plan` is None.
         """
         act = self._options.act
         situation = self._situation(now_ns, ros_now_ns, age_ms)
@@ -306,13 +322,20 @@ class Guard:
         judged.findings.extend(filter(None, [blocked]))
         failed = judged.failed(self._acts)
         unchecked = "; ".join(dict.fromkeys(why for check, why in judged.unchecked.items() if check in act))
+        has_given_up = plan is None or is_stop or now_ns - self._accepted_ns > _GIVES_UP_NS
+        home = self._ways_home(path, situation) if has_given_up and act else []
         if plan is None:
             why = "there is no plan"
         elif failed is not None:
             why = f"{failed.check}: the plan {failed.text}"
+        elif is_stop and (back := self._replacement(home, situation, leaves=False))[0] is not None:
+            self._keep_lane(judged, situation, goes_out=False)
+            does = f"the stop would end beside the lane; {back[2]}"
+            return self._checked(back[0], back[1], judged, None, does)
         else:
             if path is not None:
                 self._valid, self._going = (path, ros_now_ns - now_ns), None
+                self._accepted_ns = now_ns
                 self._way_out = None if way_out is None else (way_out, ros_now_ns - now_ns)
                 self._note(path, judged, situation)
                 self._keep_lane(judged, situation, goes_out=True)
@@ -323,7 +346,8 @@ class Guard:
         self._keep_lane(judged, situation, goes_out=False)
         leaves = judged.closeness.threatens and self._leads_aside(judged)
         leaves |= path is None and self._way_out is not None
-        payload, verdict, does = self._replacement(path, situation, goes_on=plan is not None, leaves=leaves)
+        ladder = self._ladder(path, situation, home, goes_on=plan is not None, leaves=leaves)
+        payload, verdict, does = self._replacement(ladder, situation, leaves=leaves)
         if verdict is GuardVerdict.BRAKE and not leaves:
             self._keep_lane(judged, situation, goes_out=True)
         return self._checked(
@@ -435,7 +459,7 @@ class Guard:
         ahead, widened_m = track.from_now().thinned(options.vehicle.length_m + options.vehicle.width_m)
         bend = None
         if motion is not None:
-            bend = motion.yaw_rate / motion.speed if abs(motion.speed) > _ROLLS else _bend_of(ahead)
+            bend = _bend_driven(motion, ahead) if abs(motion.speed) > _ROLLS else _bend_of(ahead)
         lane, close = Lane(ahead, bend), Closeness()
         if "jump" in checks:
             findings += filter(None, [self._jump(track, path, motion, situation)])
@@ -474,6 +498,12 @@ class Guard:
 
     def _keep_lane(self, judged: _Judgement, situation: _Situation, *, goes_out: bool) -> None:
         """Note the way of a path, if it is where the odometry is."""
+        motion = situation.motion
+        if motion is not None and motion.turns is not None and not self._knows_noise:
+            self._knows_noise = True
+            # By so much noise, the first plans may have looked like what they were not.
+            if motion.unsure > _NOISY:
+                self._own_lane = OwnLane()
         if judged.lane is not None and judged.bend is not None:
             self._own_lane.take(
                 judged.lane, judged.bend, situation.now_ns, situation.seen, goes_out=goes_out
@@ -525,7 +555,7 @@ class Guard:
         return lane is not None and bend is not None and self._own_lane.leads_aside(lane, bend)
 
     def _replacement(
-        self, path: TimedPath | None, situation: _Situation, *, goes_on: bool, leaves: bool
+        self, ladder: Iterable[_Rung], situation: _Situation, *, leaves: bool
     ) -> tuple[bytes | None, GuardVerdict, str]:
         """The first rung of the ladder that holds: its bytes, its verdict and what it does in words."""
         going = self._going = self._going and self._going.at(situation.now_ns, situation.ros_now_ns)
@@ -535,7 +565,7 @@ class Guard:
             return going.payload, GuardVerdict.STOP, "the stop goes on"
         judgements: dict[int, _Judgement] = {}  # a path that brakes fully is judged once, under any name
         failed: list[tuple[tuple[bool, float], _Rung]] = []
-        for rung in self._ladder(path, situation, goes_on=goes_on, leaves=leaves):
+        for rung in ladder:
             judged = judgements.get(id(rung.path))
             if judged is None:
                 judged = judgements[id(rung.path)] = self._judge(rung.path, situation, rung.checks)
@@ -578,13 +608,20 @@ class Guard:
         return self._going.payload
 
     def _ladder(
-        self, path: TimedPath | None, situation: _Situation, *, goes_on: bool, leaves: bool
+        self,
+        path: TimedPath | None,
+        situation: _Situation,
+        home: list[_Rung],
+        *,
+        goes_on: bool,
+        leaves: bool,
     ) -> Iterator[_Rung]:
         """What may replace a plan, best first.
 
         Args:
             path: the plan; None: it cannot be followed at all.
             situation: what is known.
+            home: see `_ways_home`.
             goes_on: whether the stage still plans, so that an earlier plan may go on.
             leaves: whether the plan leaves the lane into the way of something: then braking along it comes
                 last.
@@ -598,10 +635,8 @@ class Guard:
             for by, one in same
             if one
         ]
-        yield from () if leaves else on_same
-        if leaves and (out := self._rest_of_way_out(situation)) is not None:
-            does = "goes on back into its lane"
-            yield _Rung(brakes, out, options.act & {"start", "distance"}, does, returns=True, begun=True)
+        yield from () if leaves else (*home, *on_same)
+        yield from self._begun_way_out(situation) if leaves else ()
         valid = self._last_valid(situation)
         still_ns = now_ns + options.start_tolerance_s * NS_PER_S
         goes_on = goes_on and (
@@ -622,14 +657,7 @@ class Guard:
             )
         back: list[_Rung] = []
         if leaves and motion is not None:
-            x, y, yaw = motion.after(situation.motion_age_s)
-            here = replace(motion, x=x, y=y, yaw=yaw)
-            back = [
-                _Rung(brakes, one, aside, does, returns=True)
-                for one, does in self._own_lane.ways_back(
-                    here, self._speed(situation) or 0.0, now_ns, hard, hardest
-                )
-            ]
+            back = self._ways_back(motion, situation)
             ways = [*back]
             if (braked := self._braked_along_valid(valid, situation, hard)) is not None:
                 ways.append(
@@ -660,6 +688,72 @@ class Guard:
                 f"stops by {hardest:g} m/s^2 in the bend that it drives",
             )
         yield from last if leaves else ()
+
+    def _ways_back(self, motion: Motion, situation: _Situation) -> list[_Rung]:
+        options = self._options
+        x, y, yaw = motion.after(situation.motion_age_s)
+        ways = self._own_lane.ways_back(
+            replace(motion, x=x, y=y, yaw=yaw),
+            self._speed(situation) or 0.0,
+            situation.ros_now_ns,
+            options.rss_brake,
+            options.max_deceleration,
+        )
+        checks = options.act - _BY_BRAKING - {"jump"}
+        return [_Rung(GuardVerdict.BRAKE, one, checks, does, returns=True) for one, does in ways]
+
+    def _begun_way_out(self, situation: _Situation) -> list[_Rung]:
+        if (out := self._rest_of_way_out(situation)) is None:
+            return []
+        checks, does = self._options.act & {"start", "distance"}, "goes on back into its lane"
+        return [_Rung(GuardVerdict.BRAKE, out, checks, does, returns=True, begun=True)]
+
+    def _ways_home(self, path: TimedPath | None, situation: _Situation) -> list[_Rung]:
+        """Ways that end in the lane, shortest first, of a vehicle whose planner has given up.
+
+        Only where braking along the plan, or along the last valid one, would end beside the lane. A vehicle that
+        stands there stays, unless something comes in whose way it is: it may be parked. So does one whose plan turns
+        off the road.
+        """
+        motion, valid, hardest = (
+            situation.motion,
+            self._last_valid(situation),
+            self._options.max_deceleration,
+        )
+        stop = self._braked_along_valid(valid, situation, hardest)
+        if path is not None:
+            stop = self._braked(path, situation, hardest)
+        if motion is None or not math.isfinite(motion.speed) or motion.speed < -_STANDS:
+            return []
+        if stop is None:
+            stop = self._arc(motion, situation, hardest)
+        ends = [
+            self._own_lane.is_beside(track.place[-1], track.yaw[-1])
+            for one in (stop, valid)
+            if one is not None
+            for track in [Track.of(one, situation.ros_now_ns, motion, situation.motion_age_s)]
+        ]
+        if not ends[0] or None in ends:
+            return []
+        if (self._speed(situation) or 0.0) < _ROLLS and not self._is_in_way(motion, situation):
+            return []
+        ways = [
+            (float(np.abs(np.diff(rung.path.points, axis=0)).sum()), rung)
+            for rung in self._ways_back(motion, situation)
+            if self._own_lane.aside_m(complex(*rung.path.points[-1, :2])) <= IN_LANE_M
+        ]
+        return self._begun_way_out(situation) + [rung for _, rung in sorted(ways, key=lambda way: way[0])]
+
+    def _is_in_way(self, motion: Motion, situation: _Situation) -> bool:
+        """Whether something comes towards a vehicle that stands, in its way."""
+        x, y, yaw = motion.after(situation.motion_age_s)
+        ways = _ROLLS * _PROBES_S
+        points = np.stack(
+            (x + ways * math.cos(yaw), y + ways * math.sin(yaw), np.full_like(ways, motion.z)), 1
+        )
+        stamps_ns = situation.ros_now_ns + np.rint(_PROBES_S * NS_PER_S).astype(np.int64)
+        probe = TimedPath.made(stamps_ns, points, np.full_like(ways, yaw), motion.frame)
+        return self._judge(probe, situation, frozenset({"distance"})).closeness.in_way
 
     def _rest_of_way_out(self, situation: _Situation) -> TimedPath | None:
         """What is left of the way out of the way of what comes, in the ROS time of now."""
@@ -747,6 +841,24 @@ class Guard:
         stamps_ns = situation.ros_now_ns + np.rint(times_s * NS_PER_S).astype(np.int64)
         path = TimedPath.made(stamps_ns, points, yaw, motion.frame)
         return path.braked(situation.ros_now_ns, deceleration, _STOP_POSES, speed=speed)
+
+
+def _bend_driven(motion: Motion, track: Track) -> float:
+    """The curvature that the vehicle drives in 1/m: as near to that with which a plan begins as noise allows.
+
+    Noise alone would make a plan look as if it turned out of what is driven, or into it.
+    """
+    speed = motion.speed
+    if motion.turns is None:
+        return motion.yaw_rate / speed
+    measured, unsure = motion.turns / speed, motion.unsure / abs(speed)
+    way_m = np.zeros(len(track.place))
+    np.abs(track.place[1:] - track.place[:-1]).cumsum(out=way_m[1:])
+    over_m = _BEGINS * way_m.item(-1)
+    if over_m < _BEGINS * _SHOWN_M:
+        return measured
+    turn = float(np.interp(over_m, way_m, track.yaw)) - track.yaw.item(0)
+    return min(max(turn / math.copysign(over_m, speed), measured - unsure), measured + unsure)
 
 
 def _bend_of(track: Track) -> float:

@@ -13,7 +13,17 @@ from torchperf_ros.safety.lane import Lane
 from torchperf_ros.safety.limits import Complex, Floats, Track, largest
 from torchperf_ros.safety.obstacles import Seen
 from torchperf_ros.safety.odometry import Motion, yaw_of
-from torchperf_ros.safety.prediction import NOTHING_SHOWN, Arc, Flags, Looks, Road, Shown, leaves_lane
+from torchperf_ros.safety.prediction import (
+    NOTHING_SHOWN,
+    Arc,
+    Flags,
+    Looks,
+    Road,
+    Shown,
+    along_lane,
+    leaves_lane,
+    runs_beside,
+)
 from torchperf_ros.safety.stop_output import TimedPath
 
 IN_LANE_M = 0.5  # aside of it; further, the vehicle has left it
@@ -53,6 +63,8 @@ _SHOWS, _SURE, _REACHES_M, _ON_ROAD_M, _SHARPEST = 3.0, 0.02, 60.0, 8.0, 0.05
 _TURNS_ELSE = 0.03  # rad between a car's direction and that of a road that it does not drive along
 _STEP_M, _MOST_POSES = 3.0, 80  # of a lane
 _LEAST_GUESS_M = 3.0
+_NOISY_BEND = 0.002  # 1/m, by which yaw rate and speed may be off: 0.03 rad/s at 15 m/s
+_AROUND_M = 10.0  # over which the bend that we drive is found
 _ROAD_M = 20.0  # over which the bend of a road is found
 _NO_BEND = 1e-6  # 1/m
 
@@ -117,7 +129,7 @@ class OwnLane:
             if not IN_LANE_M < largest(np.abs(aside_m)) < _ON_ROAD_M:
                 self._begin(way, bend, now_ns, seen)
             return
-        looks = leaves_lane(way, Arc(way, bend))
+        looks = self._looks_of(way, bend, float(s[0]), seen)
         self._return_to_surer(way, looks)
         if not goes_out or looks is Looks.CHANGE:
             return
@@ -138,6 +150,14 @@ class OwnLane:
         else:
             return
         self.lane, self._guessed, self._since_ns = way, False, now_ns
+
+    def _looks_of(self, way: Lane, bend: float, s: float, seen: Seen) -> Looks:
+        """What a way looks like that begins at `s` of the lane."""
+        if self.lane is not None and not self._guessed and s < self.lane.length:
+            known = self._road_at(self.lane, s).bend
+            bend = known if abs(known - bend) < _NOISY_BEND else bend
+        looks = leaves_lane(way, Arc(way, bend))
+        return Looks.BEND if looks < Looks.BEND and runs_beside(way, along_lane(way, seen), seen) else looks
 
     def _return_to_surer(self, way: Lane, looks: Looks) -> None:
         """Take back the lane from before it followed a bend, if what it followed was a change of lanes."""
@@ -230,6 +250,14 @@ class OwnLane:
         """How far a place is beside the lane; 0 where none is known."""
         return 0.0 if self.lane is None else abs(float(self.lane.beside(np.array([place]))[1][0]))
 
+    def is_beside(self, place: complex, yaw: float) -> bool | None:
+        """Whether a path that ends at a place ends beside the lane; None: it turns off, or the lane is a guess."""
+        if self.lane is None or self._guessed:
+            return None
+        _, left, heading = self.lane.project(np.array([place]))
+        turns_off = abs(math.tan(0.5 * (yaw - float(heading[0])))) > math.tan(0.5 * _STEEPEST)
+        return None if turns_off else abs(float(left[0])) > IN_LANE_M
+
     def shows(self, way: Lane) -> Shown:
         """What the lane says of a plan: whether that is known to leave it or to keep it, and how the road leads on."""
         lane = self.lane
@@ -247,7 +275,18 @@ class OwnLane:
             return Shown(Looks.CHANGE, Road(travel, (later - heading) / _ROAD_M or _NO_BEND))
         is_sure = not self._guessed and self._surer is None and s[-1] - lane.length <= _NEW * way.length
         keeps = is_sure and bool((aside_m <= np.where(is_known, _SURELY_M, _KEEPS_M)).all())
-        return Shown(Looks.KEEPS if keeps else None)
+        if not keeps:
+            return NOTHING_SHOWN
+        return Shown(Looks.KEEPS, self._road_at(lane, float(s[0])))
+
+    @staticmethod
+    def _road_at(lane: Lane, s: float) -> Road:
+        """How a lane leads on around a place: yaw rate and speed, which say it of the vehicle, are noisy."""
+        around = np.array([s - 0.5 * _AROUND_M, s, s + 0.5 * _AROUND_M])
+        before, heading, after = np.interp(around, lane.s, lane.heading)
+        return Road(
+            complex(math.cos(heading), math.sin(heading)), float(after - before) / _AROUND_M or _NO_BEND
+        )
 
     def ways_out(
         self, track: Track, motion: Motion, ros_now_ns: int, hard: float, hardest: float

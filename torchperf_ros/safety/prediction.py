@@ -23,6 +23,7 @@ Flags = NDArray[np.bool_]
 Indices = NDArray[np.intp]
 
 STANDS = 0.5  # m/s of an obstacle; slower, its direction is noise
+_CERTAIN = 0.8  # standard deviations; a drift counts as far as it exceeds them
 _ALONG = math.cos(math.radians(30.0))  # to the way: such an obstacle drives in a lane of our road
 _ASIDE_M = 20.0  # further off the way, an obstacle is not on our road
 _ON_COURSE = 0.05  # rad between an obstacle's direction and that of its lane: 0.5 m/s aside at 10 m/s
@@ -34,6 +35,8 @@ _STRAYS_LITTLE = 0.2  # m/s aside; beyond the plan's end more is no sign of wher
 _NEAR_M = 9.0  # beyond the plan's end, the lane goes on as the plan ends, for what has its direction
 _BESIDE_US_M = 4.0  # so far behind the plan's end, what begins there and drives as we do may be beside us
 _BESIDE_M = 2.65  # aside of our way; what is nearer is in no lane beside, and need not bend with us
+# What comes shows where the road goes: so fast in m/s, so far along a plan, so far aside in m, aslant by so many rad.
+_SHOWS, _SHOWN, _LANE_BESIDE_M, _PARALLEL = 3.0, 0.25, 5.0, 0.02
 _TURNED = 0.01  # rad; a plan that turns less away from the bend that we drive does not leave it
 # Of what is not known of a road, by which it may lead nearer where a plan may be either: where what comes
 # has the direction that we have now, so that the road may be straight, and else.
@@ -45,15 +48,19 @@ _BACK = 0.92  # of its largest turn; a plan that ends with less has begun to tur
 _TURNS_OFF = 0.042  # 1/m: sharper than 24 m is a junction more often than a bend of the road
 # 1/m, and rad: so sharp is a road, and so much it turns from a plan's end to where something is.
 _SHARPEST, _MOST_TURN = 0.062, 1.55
-_MUCH_TURN = 1.0  # rad; what has turned more may cross our road as well
+_MUCH_TURN = (
+    0.45  # rad; what has turned more, beyond a plan's end, may drive straight across our road as well
+)
 _MOST_ROUND = 2.2  # rad; what is further round the bend that we drive is on another part of the road
 _ASLANT = 0.25  # rad; in a change of lanes our own direction is aslant by less, on a straight road, too
 _LEAST_AHEAD_M = 5.0  # nearer, the direction of what comes says nothing of the road between
 _EASES = 0.85  # likewise: less than this is no bend that goes on
+_OFF_M = 0.3  # aside of the bend that we drive; a plan that leads no further only returns to its line
 _NO_LONGER = 0.4  # of the quarter that turns most
 _EIGHTHS = np.linspace(0.0, 1.0, 9)
 # rad in an eighth of a plan; so much less than before and after is no road's bend, which grows and then fades
 _DIPS = 0.001
+_KNOWN_DIPS = 0.003  # likewise, of a plan that keeps to a lane that is known: it returns to its line
 _BEHIND_M = 8.0  # so far behind us, what drives along may still be before the bend that we are in
 _BENDS = 0.0005  # 1/m; where we drive so, how the road goes on is a guess
 _STRAIGHT = 1e-6  # rad/s: 5e-6 rad after 5 s, and enough for a division
@@ -191,7 +198,7 @@ def along_arc(arc: Arc, seen: Seen) -> Along:
 
 def certain_drift(drift: Floats, seen: Seen) -> Floats:
     """As much of a velocity across a way as is no noise."""
-    return np.copysign(np.maximum(np.abs(drift) - seen.unsure, 0.0), drift)
+    return np.copysign(np.maximum(np.abs(drift) - _CERTAIN * seen.unsure, 0.0), drift)
 
 
 def lefts_of_roads(off: Complex, turned: Floats, bend: float) -> tuple[Floats, Floats, Floats]:
@@ -285,7 +292,7 @@ def left_of_what_we_drive(lane: Lane, arc: Arc, seen: Seen) -> Floats:
     return np.where(leads, off.imag - off.real * np.tan(0.5 * turned), np.inf)
 
 
-def leaves_lane(lane: Lane, arc: Arc) -> Looks:  # noqa: PLR0911 - one look after the other
+def leaves_lane(lane: Lane, arc: Arc, most_dip: float = _DIPS) -> Looks:  # noqa: PLR0911 - one look after the other
     """Whether the plan looks like a change of lanes, which may have begun, like a bend of the road, or either.
 
     A change of lanes turns away from straight on and back; or it turns away from the bend that we drive,
@@ -302,13 +309,13 @@ def leaves_lane(lane: Lane, arc: Arc) -> Looks:  # noqa: PLR0911 - one look afte
     if abs(float(turned[-1])) < _BACK * (most := largest(np.abs(turned))) and most > _TURNED:
         return Looks.CHANGE
     eighths = np.interp(_EIGHTHS * lane.length, lane.own_s, turned)
-    if dips(eighths, 0.125 * arc.bend * lane.length) > _DIPS:
-        return Looks.CHANGE
     quarters = eighths[::2]
     turns = quarters[1:] - quarters[:-1]
     away = np.abs(turns - 0.25 * arc.bend * lane.length)
     most = largest(away)
-    if float(away[-1]) < _NO_LONGER * most and most > 0.5 * _TURNED:
+    has_turned_back = float(away[-1]) < _NO_LONGER * most and most > 0.5 * _TURNED
+    has_turned_back |= dips(eighths, 0.125 * arc.bend * lane.length) > most_dip
+    if has_turned_back and leads_off_m(lane, arc) > _OFF_M:
         return Looks.CHANGE
     fewest, widest = float(turns[turns.argmin()]), float(turns[turns.argmax()])
     turns_now = 0.25 * arc.bend * lane.length
@@ -318,6 +325,11 @@ def leaves_lane(lane: Lane, arc: Arc) -> Looks:  # noqa: PLR0911 - one look afte
         return Looks.CIRCLE
     eases = abs(float(turns[-1])) < _EASES * largest(np.abs(turns)) or float(away[-1]) < _EASES * most
     return Looks.EITHER if eases else Looks.BEND
+
+
+def leads_off_m(lane: Lane, arc: Arc) -> float:
+    """How far aside of the bend that we drive a plan leads, at its middle or at its end, in m."""
+    return largest(np.abs(arc.beside(lane.own_place[[len(lane.own_place) // 2, -1]])[1]))
 
 
 def dips(eighths: Floats, turns_now: float) -> float:
@@ -350,12 +362,34 @@ def on_a_road(on_joined: Along, lane: Lane, travel: complex, most_turn: float) -
     return leads, turned > _MUCH_TURN
 
 
-def _looks_of(lane: Lane, arc: Arc, known: Looks | None) -> Looks:
+def _looks_of(lane: Lane, arc: Arc, on_lane: Along, seen: Seen, known: Looks | None) -> Looks:
     if known is Looks.CHANGE:
         return known
-    looks = leaves_lane(lane, arc)
+    looks = leaves_lane(lane, arc, _KNOWN_DIPS if known is Looks.KEEPS else _DIPS)
     # What looks like a change of lanes may have drawn the lane that it keeps itself, step by step.
-    return Looks.KEEPS if known is Looks.KEEPS and looks is Looks.BEND else looks
+    keeps = looks is Looks.BEND or (looks < Looks.BEND and runs_beside(lane, on_lane, seen))
+    return Looks.KEEPS if known is Looks.KEEPS and keeps else looks
+
+
+def runs_beside(lane: Lane, on_lane: Along, seen: Seen) -> bool:
+    """Whether what comes towards us in the lane beside shows that a plan goes as the road does, to its end.
+
+    There the plan is parallel to that lane, and from there on it follows one circle. In a change of lanes it would be
+    aslant to what comes, or in its way.
+    """
+    comes = (on_lane.ahead < -_SHOWS) & (np.abs(on_lane.left) < _LANE_BESIDE_M)
+    comes &= (on_lane.s > _SHOWN * lane.length) & (on_lane.s < lane.length + _NEAR_M)
+    if not np.count_nonzero(comes):
+        return False
+    aslant = np.abs((seen.velocities * on_lane.ways.conj()).imag) + seen.unsure
+    shows = comes & (aslant <= _PARALLEL * seen.speeds) & (np.abs(on_lane.left) >= _BESIDE_M)
+    if np.count_nonzero(shows) < np.count_nonzero(comes):
+        return False
+    last = min(float(on_lane.s[shows].max()), lane.length)
+    turned = np.angle(lane.own_unit * complex(lane.own_unit[0]).conjugate())
+    rest = np.interp(np.linspace(last, lane.length, 5), lane.own_s, turned)
+    turns = rest[1:] - rest[:-1]
+    return float(turns[turns.argmax()] - turns[turns.argmin()]) < _EVEN
 
 
 def course_of(lane: Lane, arc: Arc, seen: Seen, shown: Looks | None = None) -> Course:
@@ -367,7 +401,7 @@ def course_of(lane: Lane, arc: Arc, seen: Seen, shown: Looks | None = None) -> C
     if lane.both_ways:
         still = np.zeros(len(moves))
         return Course(on_lane, on_arc, still, none, none, none, ~none, none, none, none, False)
-    looks = _looks_of(lane, arc, shown)
+    looks = _looks_of(lane, arc, on_lane, seen, shown)
     if looks >= Looks.BEND and abs(arc.bend) > _BENDS:
         on_lane = on_lane._replace(drift=drift_beside(on_lane, arc.bend))
     slow = np.maximum(seen.speeds, STANDS)

@@ -106,7 +106,9 @@ class StageGuard:
             is_stop: whether it is the stage's stop, which is stamped in ROS time.
         """
         stamped_ns, stepped_ns, age_ms = self._times(source, now_ns, ros_now_ns)
-        checked = self.guard.check(output, now_ns, stamped_ns, age_ms, 0 if is_stop else stepped_ns)
+        checked = self.guard.check(
+            output, now_ns, stamped_ns, age_ms, 0 if is_stop else stepped_ns, is_stop=is_stop
+        )
         self._stop = None
         while self.guard.news:
             self.tell(clock_alert(self.stage, self.guard.news.popleft()))
