@@ -35,17 +35,19 @@ STATEMENTS = {
     # What wires stages to each other is here, once for the node and for a replay.
     "stage": 3440,
     # CUDA graphs as an engine, what is known of captures, and the ways that `auto` times with and without them.
-    "engines": 2540,
+    # Whether a model's sizes follow from values is looked for in its operations.
+    "engines": 2561,
     # On CUDA the check of outputs is enqueued behind the model, and one wait is for both.
-    "worker": 1630,
-    "observe": 6124,
+    # A start that fails names the user's line.
+    "worker": 1652,
+    "observe": 6132,
     # A node that a roll-out may reach loads it at configure, not on the thread that receives frames.
     # Triggers have a thread of their own: rclpy's executor took more for a message than the stage did.
     "node": 2427,
     "replay": 4165,
     "models": 1880,
     # Tuning shares a process, keeps one ready, looks before it measures, and names what it did not try.
-    "tools": 3752,
+    "tools": 3789,
     "fleet": 2967,
     "world": 1473,
     "train": 1257,
