@@ -41,6 +41,7 @@ _LANES_M = (-7.0, -3.5, 3.5, 7.0)
 _NOISE_M, _HZ = (0.0, 0.05, 0.1, 0.2), (10.0, 20.0, 30.0)
 _MISSING = 0.05  # of the detections
 _MARGIN_M = 0.3
+_STREAM_M = 200.0  # of a drive through a bend
 _OF_ROOM, _PLANS = 8, 150  # one in so many overtakings has to have room; of each
 _FIRST = 5  # arrays, in which everything is new
 _EPILOG = """\
@@ -160,6 +161,10 @@ def _bends(arguments: argparse.Namespace, report: Report) -> tuple[dict[str, Any
         traffic.false_stops(scene, yaw_noise=noise) for scene in traffic.passages(arguments.seed, count)
     ]
     first = [traffic.false_stops(scene, first=True) for scene in traffic.passages(arguments.seed, count)]
+    stream = [
+        traffic.false_stops(scene, until_m=_STREAM_M, yaw_noise=noise)
+        for scene in traffic.streams(arguments.seed, count)
+    ]
     passages, plans = sum(map(bool, stops)), sum(map(len, stops))
     report.table(
         f"passages into a bend, from seed {arguments.seed}",
@@ -167,9 +172,10 @@ def _bends(arguments: argparse.Namespace, report: Report) -> tuple[dict[str, Any
         [
             ["beside a car, driven", count, passages, plans],
             ["each plan the first", count, sum(map(bool, first)), sum(map(len, first))],
+            ["through it, several come", count, sum(map(bool, stream)), sum(map(len, stream))],
         ],
     )
-    figures = {"drawn": count, "passages": passages, "plans": plans}
+    figures = {"drawn": count, "passages": passages, "plans": plans, "stream, plans": sum(map(len, stream))}
     return figures, [Target("passages into a bend with a false stop", passages, "==", 0)]
 
 

@@ -435,12 +435,31 @@ def passages(seed: int, count: int) -> Iterator[Scene]:
         yield Scene("passage", road, speed, 0.0, rng.uniform(-0.3, 0.3), (), tuple(cars))
 
 
-def false_stops(scene: Scene, *, first: bool = False, yaw_noise: Callable[[], float] = float) -> list[str]:
+def streams(seed: int, count: int) -> Iterator[Scene]:
+    """Through a bend that begins 40 m ahead and ends, while several come at one speed; we return to our line twice."""
+    rng = np.random.default_rng(seed)
+    for _ in range(count):
+        speed, side, lean = rng.uniform(6.0, 28.0), rng.choice([-1, 1]), rng.choice([-1, 1])
+        bend, over = lean * min(rng.uniform(0.5, 2.0) / speed**2, 0.033), speed * rng.uniform(0.5, 3.0)
+        lasts = min(rng.uniform(0.3, 1.6) / abs(bend), 200.0)
+        ends = 40.0 + over + lasts
+        road = Road(((40.0, 0.0), (40.0 + over, bend), (ends, bend), (ends + over, 0.0)))
+        off_m, other = rng.uniform(-0.1, 0.1), road.held(rng.uniform(0.5, 1.1) * speed)
+        apart_m = other * rng.uniform(1.0, 3.0) + 8.0
+        ahead_m = rng.uniform(30.0, 150.0) + apart_m * np.arange(rng.integers(1, 6))
+        cars = tuple(Car(float(at), side * LANE_M + rng.uniform(-0.2, 0.2), -other) for at in ahead_m)
+        changes = tuple((-off_m * sign, at, 2.0 * speed) for sign, at in ((1.0, 20.0), (-1.0, 40.0 + over)))
+        yield Scene("stream", road, speed, 0.0, off_m, changes, cars)
+
+
+def false_stops(
+    scene: Scene, *, first: bool = False, until_m: float = 100.0, yaw_noise: Callable[[], float] = float
+) -> list[str]:
     """Why plans of a passage are replaced, ten a second, from 40 m before the bend until 60 m behind its beginning.
 
     By a guard that has driven in the lane for `KEPT_S` before; `first`: each by one that has seen none before.
     """
-    times_s = np.arange(0.0, 100.0 / scene.speed, 0.1)
+    times_s = np.arange(0.0, until_m / scene.speed, 0.1)
     if first:
         return list(filter(None, (refused(scene, 1.0, at_s) for at_s in times_s)))
     guard = Guard(guard_options({"guard.shadow": ["distance"]}))
