@@ -165,7 +165,8 @@ def _bends(arguments: argparse.Namespace, report: Report) -> tuple[dict[str, Any
     ]
     first = [traffic.false_stops(scene, first=True) for scene in traffic.passages(arguments.seed, count)]
     stream = [
-        traffic.false_stops(scene, until_m=_STREAM_M) for scene in traffic.streams(arguments.seed, count)
+        traffic.false_stops(scene, until_m=_STREAM_M, yaw_noise=noise)
+        for scene in traffic.streams(arguments.seed, count)
     ]
     passages, plans = sum(map(bool, stops)), sum(map(len, stops))
     report.table(
