@@ -41,7 +41,6 @@ from torchperf_ros.workers.worker_state import WorkerLife, WorkerState
 
 # Python 3.10 and 3.11 look a member of an enum up in 0.1 us, several times a frame
 _SERVING: Final = WorkerState.SERVING
-_LONG_BACKLOG: Final = 3  # frames to be observed; of two streams one may be there at any time
 ENDS_WITHIN_S = 5.0  # of SIGKILL; a process that has not waits for a driver or a disk, and may never end
 
 
@@ -117,10 +116,6 @@ class Backlog:
     @property
     def is_empty(self) -> bool:
         return self._results.handled == self._sent
-
-    @property
-    def count(self) -> int:
-        return self._sent - self._results.handled
 
     def sent(self, frames: int) -> None:
         self._sent += frames
@@ -244,11 +239,6 @@ class WorkerProcess:
     def available(self) -> bool:
         """Whether it takes frames, now or when it is done with one."""
         return self.life.state is _SERVING
-
-    @property
-    def lags(self) -> bool:
-        """Whether a frame would wait behind much that it was given, as after a stall."""
-        return self.backlog.count > _LONG_BACKLOG
 
     @property
     def idle(self) -> bool:

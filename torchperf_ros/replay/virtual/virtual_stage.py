@@ -310,7 +310,6 @@ class _Worker:
         self.batching = Batching()  # on the virtual clock each frame runs alone
         self.reported, self.loaded = process.reported, process.loaded
         self.usable = self.hung = self.has_run = False
-        self.lags = False  # nor has anything to be observed before its frame
         self.seq: int | None = None
         self.busy_since_ns = 0
         self.observed: dict[int, int] = {}
