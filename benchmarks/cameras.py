@@ -166,7 +166,6 @@ def _start(arguments: argparse.Namespace, graph: Graph, name: str, count: int) -
         "worker_threads": 1,
         "device": graph.device,
         "evidence_dir": str(graph.folder / f"{name}-evidence"),
-        "record_dir": str(graph.folder / f"{name}-records"),
         **own,
     }
     file = graph.folder / f"{name}.yaml"

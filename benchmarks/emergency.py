@@ -40,10 +40,11 @@ _TIMEOUT_MS = 500.0  # of a sensor that is otherwise published before each obsta
 _WITHIN_S = 20.0
 _FRAME = "odom"
 _LANE = {
-    "emergency.sensors": ["scan", "button", "beat"],
-    "emergency.types": ["LaserScan", "Bool", "Bool"],
-    "emergency.timeouts_ms": [0.0, 0.0, _TIMEOUT_MS],
-    "emergency.mounting": [3.5, 0.0, 0.5, 0.0] + [0.0] * 8,
+    "emergency.sensors": [
+        "scan LaserScan x 3.5 z 0.5 timeout 0",
+        "button Bool timeout 0",
+        f"beat Bool timeout {_TIMEOUT_MS}",
+    ],
     "emergency.scans": 1,
     "emergency.start_s": 600.0,
     "emergency.odometry_timeout_ms": 60_000.0,

@@ -53,6 +53,7 @@ examples:
   ./run bench guard --parts cost
   ./run bench guard --parts noise --drive-s 60 --events 50 --seed 7
   ./run bench guard --parts head-on --plans 1000 --seed 7
+  ./run bench guard --parts head-on,bends --yaw-noise 0.005
   ./run bench guard --times 20000 --poses 60 --objects 64 --json guard.json"""
 
 
@@ -81,6 +82,8 @@ def _parser(parts: Iterable[str]) -> argparse.ArgumentParser:
     parser.add_argument("--events", type=int, default=20, help="of each kind, at each noise (default 20)")
     about = "that end head-on, twice as many clear ones, half as many bends (default 500)"
     parser.add_argument("--plans", type=int, default=500, help=about)
+    about = "of the odometry in head-on plans and bends that are driven, white, in rad/s (default 0)"
+    parser.add_argument("--yaw-noise", type=float, default=0.0, help=about)
     parser.add_argument("--drives", type=int, default=108, help="overtakings (default 108)")
     parser.add_argument(
         "--seed", type=int, default=1, help="that plans and traffic are drawn from (default 1)"
@@ -113,9 +116,11 @@ def _head_on(arguments: argparse.Namespace, report: Report) -> tuple[dict[str, A
         f" {arguments.seed}"
     )
     found: dict[str, list[bool]] = {}
+    noise = _yaw_noise(arguments)
 
     def judge(kind: str, scene: traffic.Scene) -> None:
-        found.setdefault(f"{kind}, driven", []).append(bool(traffic.refused_driven(scene, 1.0)))
+        driven = traffic.refused_driven(scene, 1.0, noise)
+        found.setdefault(f"{kind}, driven", []).append(bool(driven))
         found.setdefault(kind, []).append(bool(traffic.refused(scene, 1.0)))
 
     for scene in traffic.head_on_plans(arguments.seed, arguments.plans):
@@ -143,10 +148,18 @@ def _head_on(arguments: argparse.Namespace, report: Report) -> tuple[dict[str, A
     ]
 
 
+def _yaw_noise(arguments: argparse.Namespace) -> Callable[[], float]:
+    rng = np.random.default_rng(arguments.seed)
+    return lambda: float(rng.normal(0.0, arguments.yaw_noise))
+
+
 def _bends(arguments: argparse.Namespace, report: Report) -> tuple[dict[str, Any], list[Target]]:
     count = arguments.plans // 2
     say(f"{count} passages into a bend beside cars, from seed {arguments.seed}")
-    stops = [traffic.false_stops(scene) for scene in traffic.passages(arguments.seed, count)]
+    noise = _yaw_noise(arguments)
+    stops = [
+        traffic.false_stops(scene, yaw_noise=noise) for scene in traffic.passages(arguments.seed, count)
+    ]
     first = [traffic.false_stops(scene, first=True) for scene in traffic.passages(arguments.seed, count)]
     stream = [
         traffic.false_stops(scene, until_m=_STREAM_M) for scene in traffic.streams(arguments.seed, count)

@@ -61,9 +61,7 @@ def sabotaged(folder: Path, pictures: Path) -> None:
     """A drive with faults, its picture, and the page of its records."""
     say("a sabotaged drive")
     svg = pictures / "sabotaged_drive.svg"
-    subprocess.run(
-        torchperf("demo", "--no-tui", "--sabotage", "--svg", svg), check=False, stdout=subprocess.DEVNULL
-    )
+    subprocess.run(torchperf("demo", "--sabotage", "--svg", svg), check=False, stdout=subprocess.DEVNULL)
     records = next(folder.rglob("records.jsonl"))
     page = folder / "drive.html"
     subprocess.run(torchperf("report", records, "-o", page), check=True, stdout=subprocess.DEVNULL)
@@ -73,9 +71,7 @@ def sabotaged(folder: Path, pictures: Path) -> None:
 def loaded(folder: Path, pictures: Path) -> None:
     """A drive while other programs take the machine, seen by `top`."""
     say(f"a drive of {_DRIVE_S} s, under load after {_LOAD_AFTER_S} s")
-    demo = subprocess.Popen(
-        torchperf("demo", "--no-tui", "--seconds", _DRIVE_S), stdout=subprocess.PIPE, text=True
-    )
+    demo = subprocess.Popen(torchperf("demo", "--seconds", _DRIVE_S), stdout=subprocess.PIPE, text=True)
     assert demo.stdout is not None
     give_up_s = time.monotonic() + _FIRST_IMAGE_S
     while "% on time" not in (line := demo.stdout.readline()) or "- on time" in line:

@@ -31,10 +31,9 @@ from torchperf_ros.observe.telemetry.record_stream import SENT, sent_row
 from torchperf_ros.observe.watch.stage_signals import StageSignals
 from torchperf_ros.settings.config import stage_config
 from torchperf_ros.stage.alert_actions import AlertActions
-from torchperf_ros.stage.drift import DriftWatch
 from torchperf_ros.stage.frame import Answer, Frame, Origin, StepTimes
 from torchperf_ros.stage.ladder import TierLadder
-from torchperf_ros.stage.limits import MemoryGuard
+from torchperf_ros.stage.limits import DriftWatch, MemoryGuard
 from torchperf_ros.workers.calibration import Calibration
 
 RULES = ["drift -> lower_tier", "latency -> lower_tier", "gpu -> lower_tier"]
@@ -184,7 +183,7 @@ def memory_at_last_step(seed: int) -> float:
     growth = draw.uniform(0.001, 0.05)
     while guard.left_out < len(TIERS) - 1:
         used += growth * draw.uniform(0.5, 1.5)
-        guard.update(used, 0.7, len(TIERS))
+        guard.update(used, len(TIERS))
     return used
 
 

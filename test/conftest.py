@@ -1,10 +1,11 @@
 """For all tests.
 
-Ctrl-C works, what runs beside what, and what nodes and drives write goes to a folder of their own.
+Ctrl-C works, the longest files begin, and what nodes and drives write goes to a folder of their own.
 """
 
 import contextlib
 import ctypes
+import gc
 import math
 import os
 import signal
@@ -31,6 +32,9 @@ FIRST = (
     "test/engines/test_package_build.py",
     "test/stage/test_compiled_stage.py",
     "test/benchmarks/test_smoke_beside.py",
+    "test/node/test_watch_live.py",
+    "test/node/test_candidate_live.py",
+    "test/node/test_emergency_lane.py",
     "test/replay/batch/test_batch.py",
     "test/test_docs.py",
     "test/tools/test_tune.py",
@@ -41,15 +45,8 @@ PACKAGES = tuple(
     f"test/engines/test_{name}.py" for name in ("package_build", "ready_package", "tier_loader")
 )
 """Files that read the same compiled packages: one process has them, and builds the packages once."""
-ALONE = (
-    *(f"test/node/test_{name}" for name in ("emergency", "faults_live", "lifecycle", "play_to_node")),
-    *(f"test/stage/test_stage{which}.py" for which in ("", "_active", "_alone")),
-    "test/workers/test_capture.py",
-    "test/tools/demo/test_drive.py",
-    "test/benchmarks/test_smoke.py",
-    "test/replay/logs/test_play.py",
-)
-"""Files with deadlines of a second or less of this machine's clock: nothing may run beside them."""
+LAST = "test/benchmarks/test_smoke.py"
+"""Its benchmarks run beside each other and keep both cores busy."""
 
 
 def pytest_configure():
@@ -69,39 +66,44 @@ def pytest_configure():
     }
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Have the garbage collector leave alone what is imported and collected: all of it stays.
+
+    Looking through it takes a second, at each of its rounds and at each `gc.collect()` of what is tested.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
+
+
 def pytest_collection_modifyitems(items):
-    """Have the longest begin, leave those that run alone for the end, and skip what needs a GPU where there is none."""
+    """Have the longest begin, and skip what needs a GPU where there is none."""
     if needing := [item for item in items if item.get_closest_marker("gpu")]:
         import torch
 
         for item in () if torch.cuda.is_available() else needing:
             item.add_marker(pytest.mark.skip(reason="torch.cuda is not available"))
-    items.sort(key=lambda item: (item.nodeid.startswith(ALONE), not item.nodeid.startswith(FIRST)))
+    items.sort(key=lambda item: (item.nodeid.startswith(LAST), not item.nodeid.startswith(FIRST)))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """With `-n 2`.
+    """With `-n 2`: whole files side by side, in their order.
 
-    Whole files side by side, in their order; then those of `ALONE`, when one process has ended. With
-    `--dist worksteal`, which `bench cuda` asks for, tests of one file run side by side, too.
+    With `--dist worksteal`, which `bench cuda` asks for, tests of one file run side by side, too.
     """
     if config.getoption("dist") == "worksteal":
         return None
     from xdist.scheduler import LoadFileScheduling
 
-    class AloneLast(LoadFileScheduling):
+    class WholeFiles(LoadFileScheduling):
         def _split_scope(self, nodeid):
             return PACKAGES[0] if nodeid.startswith(PACKAGES) else super()._split_scope(nodeid)
-
-        def _reschedule(self, node):
-            if len(self.nodes) == 1 or not next(iter(self.workqueue), "").startswith(ALONE):
-                super()._reschedule(node)
-            elif not node.shutting_down and node is not self._last():
-                node.shutdown()  # after the tests that it has got
-
-        def _last(self):
-            return next((node for node in self.nodes if not node.shutting_down), None)
 
         def remove_node(self, node):
             # Of a process that crashed, what it had done would be queued again as well, without
@@ -110,14 +112,11 @@ def pytest_xdist_make_scheduler(config, log):
             self.assigned_work[node] = {
                 scope: unit for scope, unit in units.items() if not all(unit.values())
             }
-            crashed = super().remove_node(node)
-            for other in self.nodes:
-                self._reschedule(other)
-            return crashed
+            return super().remove_node(node)
 
     # the first files are not those with the most tests, but with the longest
     config.option.loadscopereorder = False
-    return AloneLast(config, log)
+    return WholeFiles(config, log)
 
 
 @pytest.fixture(autouse=True)

@@ -105,11 +105,11 @@ def test_given_a_log_that_does_not_exist_when_driven_then_one_line_says_so_and_t
     assert result.output.strip() == f"torchperf: log {tmp_path / 'none.mcap'}: does not exist"
 
 
-@pytest.mark.parametrize("flag", ["--json", "--svg"])
+@pytest.mark.parametrize("name", ["report.json", "view.svg"])
 def test_given_a_file_in_no_folder_when_driven_then_it_is_refused_before_the_drive(
-    tmp_path: Path, flag: str
+    tmp_path: Path, name: str
 ) -> None:
     pytest.importorskip("rclpy")
-    result = RUNNER.invoke(cli.app, ["demo", flag, str(tmp_path / "none" / "file")])
+    result = RUNNER.invoke(cli.app, ["demo", "-o", str(tmp_path / "none" / name)])
     assert result.exit_code == 2
     assert "existing folder" in result.output

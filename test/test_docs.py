@@ -41,7 +41,7 @@ STATE = re.compile(r"~/(\.local/state/torchperf_ros/20\S+_\S+)")
 NOT_RUN = {
     r"(ros2|colcon|rqt|alias|export) ": "needs an installed ROS 2; its command line is not on PyPI",
     r"pip install": "downloads gigabytes; test/test_run.py has what ./run installs",
-    r"(ssh|dask|git) |.*--scheduler": "needs another machine, or another commit",
+    r"(ssh|dask|git) |.*--parallel tcp": "needs another machine, or another commit",
     r'sudo |cd "|prometheus ': "test/node/test_prometheus.py does it with a real server",
     r"jq ": "is a program of its own; the expression is its documentation's",
     r"cd examples": "test/examples/test_examples.py",

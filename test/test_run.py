@@ -422,36 +422,6 @@ def test_given_every_benchmark_when_searched_then_none_takes_a_path_from_where_i
     assert found == []
 
 
-def test_files_that_run_alone_run_last_and_with_nothing_beside_them(tmp_path):
-    pytest.importorskip("xdist")
-    test = "import time\ndef test_it():\n    for word in 'begin', 'end':\n"
-    test += (
-        f"        open({str(tmp_path / 'log')!r}, 'a').write(f'{{word}} {{__file__}}\\n')\n       "
-        " time.sleep(0.2)\n"
-    )
-    live = ["node/test_lifecycle", "node/test_play_to_node"]
-    for name in (*live, "frame/test_a", "frame/test_b", "watch/test_c"):
-        (tmp_path / "test" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "test" / f"{name}.py").write_text(test)
-    shutil.copy(ROOT / "test" / "conftest.py", tmp_path / "test")
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-n",
-        "2",
-        "-p",
-        "no:cacheprovider",
-        f"--rootdir={tmp_path}",
-        "test",
-    ]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert "5 passed" in done.stdout, done.stdout + done.stderr
-    words = [line.split("/test/") for line in (tmp_path / "log").read_text().splitlines()]
-    alone = [(line[0].split()[0], line[1]) for line in words[-4:]]
-    assert alone == [(word, f"{name}.py") for name in live for word in ("begin", "end")]
-
-
 def test_lock_names_one_exact_version_of_everything_asked_for(run, calls):
     asked = re.findall(r'^\s+"([a-z-]+)(?:\[\w+\])?(?:[<>=].*)?",', (ROOT / "setup.py").read_text(), re.M)
     for ros in run.WHEELS:
@@ -544,7 +514,7 @@ def test_machine_with_systemd_or_another_user_is_only_told(run, debian, tmp_path
 
 
 def test_a_test_that_ends_its_process_fails_and_every_other_is_run(tmp_path):
-    """The process has done whole files by then, and the files that run alone are still to come."""
+    """The process has done whole files by then."""
     shutil.copy(ROOT / "test" / "conftest.py", tmp_path)
     ends_once = """
         marker = pathlib.Path(__file__).with_suffix(".ended")
@@ -554,11 +524,9 @@ def test_a_test_that_ends_its_process_fails_and_every_other_is_run(tmp_path):
             os._exit(9)
     """
     files = {f"test_{number:02}.py": "" for number in range(20)}
-    files |= {"test_ends.py": ends_once, "test/node/test_emergency.py": ""}
+    files |= {"test_ends.py": ends_once}
     for name, body in files.items():
-        file = tmp_path / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(
+        (tmp_path / name).write_text(
             "import os, pathlib, pytest, time\n@pytest.mark.parametrize('number', range(4))\ndef"
             " test_one(number):\n" + (body or "    pass\n")
         )
@@ -576,7 +544,7 @@ def test_a_test_that_ends_its_process_fails_and_every_other_is_run(tmp_path):
     ]
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     done = subprocess.run(
-        command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False, timeout=60
+        command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False, timeout=240
     )
     assert "crashed while running 'test_ends.py::test_one[1]'" in done.stdout
-    assert "1 failed, 88 passed" in done.stdout
+    assert "1 failed, 84 passed" in done.stdout

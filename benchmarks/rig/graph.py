@@ -136,7 +136,6 @@ class PerfNodeProcess:
             STAGE: stage,
             "recorder": recorder,
             "evidence_dir": str(graph.folder / "evidence"),
-            "record_dir": str(graph.folder / "records"),
             **node_parameters,
         }
         file = graph.folder / "parameters.yaml"

@@ -22,7 +22,7 @@ from torchperf_ros.models.driving_rules import Floats
 from torchperf_ros.safety.emergency import Latch
 from torchperf_ros.safety.stop_output import TimedPath
 from torchperf_ros.settings.safety_options import emergency_options
-from torchperf_ros.world.emergency_lane import LaneOnClock
+from torchperf_ros.world.loop import LaneOnClock
 from torchperf_ros.world.sensors import Scanner
 from torchperf_ros.world.vehicles import DELAY_S, DT_S, Vehicle
 
@@ -69,9 +69,7 @@ _STANDSTILL_STEPS: Final = 25
 _FRESH_NS: Final = 3 * NS_PER_S // 10
 OPTIONS: Final = emergency_options(
     {
-        "emergency.sensors": ["scan", "button"],
-        "emergency.types": ["LaserScan", "Bool"],
-        "emergency.timeouts_ms": [300.0, 0.0],
+        "emergency.sensors": ["scan", "button Bool timeout 0"],
         "emergency.start_s": 1.0,
     }
 )

@@ -219,26 +219,30 @@ def refused(scene: Scene, turned: float = 0.0, at_s: float = 0.0, **options: obj
     return judged(Guard(guard_options({"guard.shadow": ["distance"], **options})), scene, turned, at_s)
 
 
-def refused_driven(scene: Scene, turned: float = 0.0) -> str:
+def refused_driven(scene: Scene, turned: float = 0.0, yaw_noise: Callable[[], float] = float) -> str:
     """The same of a guard that has seen the plans before: of a planner that kept the lane until it changed it.
 
     It decides to change up to a second before the vehicle begins to, and drove a second and a half in its lane before.
+    `yaw_noise` draws by how much each yaw rate of the odometry is off, in rad/s.
     """
     guard = Guard(guard_options({"guard.shadow": ["distance"]}))
     begins_m = min((from_s for _, from_s, _ in scene.changes), default=0.0)
     decides_s = min(begins_m, 0.0) / scene.speed - 0.3
     keeps = replace(scene, changes=())
     for at_s in np.arange(-round(10.0 * (KEPT_S - decides_s)), 0.0) / 10.0:
-        judged(guard, keeps if at_s < decides_s else scene, turned, float(at_s))
-    return judged(guard, scene, turned, 0.0)
+        judged(guard, keeps if at_s < decides_s else scene, turned, float(at_s), yaw_noise)
+    return judged(guard, scene, turned, 0.0, yaw_noise)
 
 
-def judged(guard: Guard, scene: Scene, turned: float, at_s: float) -> str:
+def judged(
+    guard: Guard, scene: Scene, turned: float, at_s: float, yaw_noise: Callable[[], float] = float
+) -> str:
     """Why a guard, whose checks are in shadow, would replace the plan at a time."""
     times_s = np.arange(0.0, scene.horizon_s + 0.05, 0.1)
     place, yaw = scene.poses(scene.ways(at_s + times_s))
     near_s = scene.ways(at_s + np.array([-0.02, 0.02]))
     speed, rate = float(np.diff(near_s)[0]) / 0.04, float(np.diff(scene.poses(near_s)[1])[0]) / 0.04
+    rate += yaw_noise()
     turn = complex(math.cos(turned), math.sin(turned))
     place, yaw = place * turn, yaw + turned
     now_ns, ros_ns = 10 * S + round(at_s * S), START_NS + round(at_s * S)
@@ -448,7 +452,13 @@ def streams(seed: int, count: int) -> Iterator[Scene]:
         yield Scene("stream", road, speed, 0.0, off_m, changes, cars)
 
 
-def false_stops(scene: Scene, *, first: bool = False, until_m: float = 100.0) -> list[str]:
+def false_stops(
+    scene: Scene,
+    *,
+    first: bool = False,
+    yaw_noise: Callable[[], float] = float,
+    until_m: float = 100.0,
+) -> list[str]:
     """Why plans of a passage are replaced, ten a second, from 40 m before the bend until 60 m behind its beginning.
 
     By a guard that has driven in the lane for `KEPT_S` before; `first`: each by one that has seen none before.
@@ -458,8 +468,8 @@ def false_stops(scene: Scene, *, first: bool = False, until_m: float = 100.0) ->
         return list(filter(None, (refused(scene, 1.0, at_s) for at_s in times_s)))
     guard = Guard(guard_options({"guard.shadow": ["distance"]}))
     for at_s in np.arange(-round(10.0 * KEPT_S), 0.0) / 10.0:
-        judged(guard, scene, 1.0, float(at_s))
-    return list(filter(None, (judged(guard, scene, 1.0, float(at_s)) for at_s in times_s)))
+        judged(guard, scene, 1.0, float(at_s), yaw_noise)
+    return list(filter(None, (judged(guard, scene, 1.0, float(at_s), yaw_noise) for at_s in times_s)))
 
 
 def head_on_plans(seed: int, count: int) -> Iterator[Scene]:

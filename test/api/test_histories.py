@@ -19,6 +19,11 @@ def buffer(capacity: int = 3, row_shape: tuple[int, ...] = (2,), **others) -> Hi
     )
 
 
+@pytest.fixture
+def history():
+    return buffer()
+
+
 @pytest.mark.parametrize(
     ("step_ns", "verdict"),
     [
@@ -33,16 +38,14 @@ def buffer(capacity: int = 3, row_shape: tuple[int, ...] = (2,), **others) -> Hi
         (-START - 1, StampVerdict.UNSTAMPED),
     ],
 )
-def test_given_a_last_stamp_when_the_next_comes_then_its_step_decides(step_ns, verdict):
-    history = buffer()
+def test_given_a_last_stamp_when_the_next_comes_then_its_step_decides(history, step_ns, verdict):
     assert history.append(row(1), START) is StampVerdict.FIRST
     assert history.append(row(2), START + step_ns) is verdict
     if verdict is StampVerdict.UNSTAMPED:  # it moves nothing
         assert history.append(row(3), START) is StampVerdict.REPEATED
 
 
-def test_given_one_stamp_from_the_far_future_when_time_goes_on_then_the_history_recovers_at_once():
-    history = buffer()
+def test_given_one_stamp_from_the_far_future_when_time_goes_on_then_the_history_recovers_at_once(history):
     stamps = (START, START + 3_600_000 * MS, START + 33 * MS, START + 66 * MS)
     found = [history.append(row(n), stamp_ns) for n, stamp_ns in enumerate(stamps, 1)]
     assert found == [StampVerdict.FIRST, StampVerdict.GAP, StampVerdict.JUMPED_BACK, StampVerdict.NEXT]
@@ -61,8 +64,7 @@ def firsts(history: HistoryBuffer) -> tuple[list[float], list[bool]]:
 @pytest.mark.parametrize(
     "sample", [torch.zeros(3), torch.zeros(2, 1), torch.zeros(()), torch.zeros(2, dtype=torch.float64)]
 )
-def test_given_a_wrong_sample_when_appended_then_the_error_says_so_and_nothing_changed(sample):
-    history = buffer()
+def test_given_a_wrong_sample_when_appended_then_the_error_says_so_and_nothing_changed(history, sample):
     history.append(row(1), START)
     with pytest.raises(AdapterError, match=r"rows of shape \(2,\) and torch.float32, got"):
         history.append(sample, START + MS)
@@ -70,8 +72,7 @@ def test_given_a_wrong_sample_when_appended_then_the_error_says_so_and_nothing_c
     assert history.append(row(2), START + MS) is StampVerdict.NEXT
 
 
-def test_given_a_sample_with_a_graph_when_appended_then_the_row_is_a_detached_copy():
-    history = buffer()
+def test_given_a_sample_with_a_graph_when_appended_then_the_row_is_a_detached_copy(history):
     sample = torch.ones(2, requires_grad=True)
     history.append(sample * 2, START)
     with torch.no_grad():

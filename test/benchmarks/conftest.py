@@ -12,6 +12,8 @@ from unittest import mock
 import pytest
 import torch
 
+from ..ros_domain import own_domain
+
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = "--size 64x48 --model-ms 0"
 ALONE = "--backup none"  # one worker to wait for
@@ -40,7 +42,7 @@ def run_here(tmp_path, monkeypatch):
         assert importlib.import_module(f"benchmarks.{name}").main() == 0
         return figures_of(name, file)
 
-    with mock.patch.dict(os.environ):
+    with mock.patch.dict(os.environ, {"ROS_DOMAIN_ID": str(own_domain())}):
         yield run
     torch.set_num_threads(threads)
 
@@ -54,7 +56,7 @@ def finished(request, tmp_path_factory):
     folder, arguments = tmp_path_factory.mktemp("benchmarks"), request.module.ARGUMENTS
 
     def run(name):
-        domain = {"ROS_DOMAIN_ID": str(1 + (os.getpid() + 13 * list(arguments).index(name)) % 100)}
+        domain = {"ROS_DOMAIN_ID": str(own_domain(name))}
         words = [*arguments[name].split(), "--json", str(folder / f"{name}.json")]
         return subprocess.run(
             [sys.executable, "-m", f"benchmarks.{name}", *words],

@@ -62,14 +62,9 @@ def restored_threads():
 
 @pytest.fixture(scope="module", autouse=True)
 def settled_engines():
-    """As the fork server leaves a worker's memory.
-
-    What was there before is not looked through at every collection.
-    """
+    """As the fork server leaves a worker's memory: compilers that earlier tests imported are looked through no more."""
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

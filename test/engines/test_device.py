@@ -65,9 +65,12 @@ def test_given_the_cpu_when_used_then_nothing_is_copied_and_time_is_the_clocks()
         time.sleep(0.002)
     assert timed.took_ns >= 2_000_000
     assert timed.waited_ns == 0
-    with device.timed() as again:
-        pass
-    assert 0 <= again.took_ns < 2_000_000
+    took_ns = []
+    for _ in range(20):  # another process may have the processor in between
+        with device.timed() as again:
+            pass
+        took_ns.append(again.took_ns)
+    assert 0 <= min(took_ns) < 2_000_000
     assert device.memory_bytes() == {}
     assert not device.is_cuda
     assert not device.is_lost(RuntimeError("CUDA error: an illegal memory access was encountered"))

@@ -111,7 +111,6 @@ def test_given_a_model_that_is_made_for_one_size_when_compiled_for_many_then_tha
         (AOTI, {}, {}),
         (AOTI, {0: {0: (1, 8), 2: (5, 5)}, 1: {0: (3, 3)}}, {0: {0: (1, 8)}}),
         (BuildOptions("aoti", dynamic="never"), {0: {0: (1, 8)}}, {}),
-        (BuildOptions("aoti", dynamic="always"), {0: {0: (1, 8)}}, {0: {0: (1, 8)}}),
     ],
 )
 def test_given_declared_ranges_then_it_is_what_the_options_allow_and_has_two_sizes(

@@ -397,6 +397,32 @@ def test_given_auto_when_everything_is_built_then_graphs_are_timed_too_and_the_c
     """)
 
 
+@pytest.mark.gpu
+def test_given_auto_and_sizes_that_vary_when_graph_is_chosen_then_it_runs_where_sizes_are_known_and_else_the_next_best(
+    run,
+):
+    run("""
+        from torchperf_ros.engines.package import ways_of
+        from torchperf_ros.engines.built_tier import BuiltTier
+        from torchperf_ros.workers.engine_choice import EngineChoice
+        from torchperf_ros.workers.package_cache import open_cache
+
+        adapter = Own({"varies": True}, device.device)
+        example = adapter.example_inputs("full")
+        tier = BuiltTier(build_model(adapter, "full").to(device.device), example, adapter.dynamic_dims(), device.device)
+        ways, identity = ways_of(tier, BuildOptions("auto"))
+        assert {"graph", "aoti"} <= set(ways) and "compile reduce-overhead" not in ways, ways
+        choice = EngineChoice("graph", {"graph": [1.0, 1.0], "eager": [2.0, 2.0]}, {"aoti": "cannot"})
+        open_cache(sys.argv[1], 4096).keep_choice(identity, choice)
+        for shapes, engine in ((ShapeOptions("bucket", 4), "graph"), (ShapeOptions("dynamic"), "eager")):
+            tier, loader = load(shapes=shapes, varies=True)
+            found = tier.facts.engine, tier.facts.why, loader.missing
+            assert found == (engine, "", []), (shapes, found)
+        tier, loader = load(batch=4, varies=True)
+        assert (tier.facts.engine, loader.missing) == ("graph", []), tier.facts
+    """)
+
+
 def test_given_a_model_that_cannot_be_captured_when_the_cache_is_listed_then_it_is_named_and_all_forgets_it(
     record, tmp_path, capsys
 ):

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from ..ros_domain import own_domain
+
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -103,7 +105,7 @@ def test_given_an_adapter_that_imports_a_library_that_reports_when_run_then_that
         "HOME": str(tmp_path),
         "COMMAND": command,
         "PYTHONPATH": str(ROOT),
-        "ROS_DOMAIN_ID": str(1 + os.getpid() % 100),
+        "ROS_DOMAIN_ID": str(own_domain()),
     }
     unset = {"ORT_DISABLE_TELEMETRY", "XDG_CACHE_HOME"}
     environment = {name: value for name, value in os.environ.items() if name not in unset} | own

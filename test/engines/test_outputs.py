@@ -20,6 +20,7 @@ from torchperf_ros.engines.outputs import (
     holds_lazy,
     layout_of,
     leaves_in,
+    sizes_follow_values,
     split,
     tensors_in,
 )
@@ -30,6 +31,11 @@ from torchperf_ros.worker.tier import InvalidOutput, OutputCheck
 class Found:
     scores: torch.Tensor
     label: str = "car"
+
+
+class Masked(torch.nn.Module):
+    def forward(self, x):
+        return x[x > 0]
 
 
 class Slotted:
@@ -221,3 +227,32 @@ def test_given_any_outputs_of_a_batch_when_split_then_each_share_is_as_if_its_in
 def test_given_outputs_without_a_share_for_each_frame_when_split_then_the_error_says_which(outputs, why):
     with pytest.raises(TorchperfError, match=why):
         split(outputs, [1, 2])
+
+
+@pytest.mark.parametrize(
+    ("forward", "follows"),
+    [
+        (lambda x: x[x > 0], True),
+        (lambda x: x[[int(i) for i in x.argsort() if x[i] > 0]], True),
+        (lambda x: x[: int((x > 0).sum())], True),
+        (lambda x: torch.from_numpy(x.numpy()[x.numpy() > 0]), True),
+        (torch.jit.script(Masked()), True),
+        (lambda x: x * 2 if x[0] > 0 else x[:1], False),  # a branch: sizes are as in the example, or wrong
+        (lambda x: x.reshape(2, 2).softmax(1).topk(1).values, False),
+    ],
+    ids=["mask", "python nms", "count", "numpy", "script", "branch", "plain"],
+)
+def test_given_a_model_when_run_then_it_is_known_whether_sizes_follow_from_values(forward, follows):
+    assert sizes_follow_values(lambda: forward(torch.tensor([1.0, -1.0, 2.0, 3.0]))) is follows
+
+
+def test_given_sizes_that_follow_from_values_when_checked_then_sizes_and_number_may_differ_and_nan_may_not():
+    check = OutputCheck([torch.zeros(3, 4)], fixed_sizes=True, of_values=True)
+    for boxes in ([torch.zeros(0, 4)], [torch.zeros(9, 4)], [], [torch.zeros(1, 4), torch.zeros(1, 4)]):
+        check.check(boxes)
+    for wrong in ([torch.zeros(3)], [torch.zeros(3, 4).double()], [torch.full((1, 4), torch.nan)]):
+        with pytest.raises(InvalidOutput):
+            check.check(wrong)
+    nothing_found = OutputCheck([], fixed_sizes=True, of_values=True)
+    with pytest.raises(InvalidOutput, match="NaN"):
+        nothing_found.check([torch.full((1,), torch.nan, dtype=torch.complex64)])

@@ -13,7 +13,12 @@ from torchperf_ros.fleet.targeting import bucket_percent
 from torchperf_ros.fleet.vehicle import VehicleRollout
 
 # A candidate stands beside a stage that runs the adapters of the stage's tests.
-from ..stage.conftest import _adapters_can_be_imported_by_workers, start_own_stage, start_stage  # noqa: F401
+from ..stage.conftest import (  # noqa: F401
+    _adapters_can_be_imported_by_workers,
+    settled_soon,
+    start_own_stage,
+    start_stage,
+)
 
 NOW = datetime.datetime(2026, 11, 24, 8, tzinfo=datetime.timezone.utc)
 NAME = "detector-7"

@@ -132,7 +132,6 @@ def test_given_a_worse_candidate_when_advanced_then_it_is_refused_and_rollback_t
     home = bring_home(desk_folder, factor=1.06)
     assert "rollback: latency is worse: +6" in run("status", home, "--plan", "plan.json", status=1)
     assert "does not advance; --force goes on all the same" in run("advance", "plan.json", home, status=1)
-    run("rollback", "plan.json")
     assert read(desk_folder).state == "running"
     run("rollback", "plan.json", "--write")
     assert (read(desk_folder).state, read(desk_folder).revoked) == ("rolled_back", ("7",))
@@ -230,15 +229,15 @@ def test_given_a_small_fleet_when_asked_then_the_share_that_a_verdict_needs_is_s
 
 def test_given_a_vehicle_when_checked_then_its_role_is_said_for_signed_plans_and_drafts(desk_folder):
     name = next(f"car-{n}" for n in range(9999) if bucket_percent("perception-7", f"car-{n}") < 1)
-    assert run("check", "plan.json", "--vehicle", name).startswith(
+    assert run("check", "plan.json", "--fact", f"vehicle={name}").startswith(
         f"shadow: vehicle {name} is in bucket 0."
     )
-    assert run("check", "plan.yaml", "--vehicle", name).startswith("shadow: ")
+    assert run("check", "plan.yaml", "--fact", f"vehicle={name}").startswith("shadow: ")
     (desk_folder / "detector.pt2").write_bytes(b"abcd")
-    assert "none: file" in run("check", "plan.json", "--vehicle", name)
+    assert "none: file" in run("check", "plan.json", "--fact", f"vehicle={name}")
     (desk_folder / "detector.pt2").write_bytes(b"abc")
     before_ns = desk_folder.stat().st_mtime_ns
-    assert run("check", "plan.yaml", "--vehicle", name).startswith("shadow: ")
+    assert run("check", "plan.yaml", "--fact", f"vehicle={name}").startswith("shadow: ")
     # A file that comes and goes would change the time of the folder.
     assert desk_folder.stat().st_mtime_ns == before_ns
 
@@ -256,7 +255,7 @@ def test_given_a_vehicle_when_checked_then_its_role_is_said_for_signed_plans_and
         ),
         (("sign", "plan.yaml", "--key", "none"), "key none: cannot be read (No such file or directory)"),
         (
-            ("check", "none.json", "--vehicle", "car"),
+            ("check", "none.json", "--fact", "vehicle=car"),
             "plan none.json: cannot be read (No such file or directory)",
         ),
         (
@@ -265,15 +264,26 @@ def test_given_a_vehicle_when_checked_then_its_role_is_said_for_signed_plans_and
         ),
         (("sign", "plan.json"), "would replace the input plan.json"),
         (("sign", "plan.yaml", "--key", "rollout.key.pub"), "is no private key"),
-        (("check", "plan.json", "--vehicle", " "), "the vehicle has no id"),
-        (("check", "plan.json", "--vehicle", "car", "--fact", "colour=red"), "fact 'colour' is not known"),
-        (("check", "plan.json", "--vehicle", "car", "--key", "plan.json"), "is no private key"),
+        (("check", "plan.json", "--fact", "vehicle= "), "the vehicle has no id"),
+        (
+            ("check", "plan.json", "--fact", "vehicle=car", "--fact", "colour=red"),
+            "fact 'colour' is not known",
+        ),
+        (("check", "plan.json", "--fact", "vehicle=car", "--key", "plan.json"), "is no private key"),
         (("status", "none", "--plan", "plan.json"), "none: is not there"),
         (("hold", "plan.yaml", "--write"), "is not signed; `torchperf rollout sign plan.yaml` comes first"),
         (("simulate", "plan.yaml", "--candidate", "slow"), "there are same: no difference"),
         (("simulate", "plan.yaml", "--runs", "none.parquet"), "cannot be read"),
         (("simulate", "plan.json"), "plan plan.json: is no .yaml; simulate takes a plan as"),
         (("simulate", "drive.yaml"), "plan drive.yaml: draws by drive, which is not simulated"),
+        (
+            ("check", "plan.json", "--vehicle", "car"),
+            "--vehicle: there is no such option any more; write `--f",
+        ),
+        (
+            ("simulate", "plan.yaml", "--candidate", "worse=101"),
+            "'worse=101': 101 is not allowed; it has to be 0",
+        ),
         (("candidate", "fly"), "action 'fly' does not exist; allowed: start, serve, back, end"),
         (("candidate", "start"), "start needs the candidate's file"),
         (("candidate", "start", "none.yaml"), "candidate none.yaml is not there"),
@@ -292,7 +302,7 @@ def test_given_an_expired_plan_when_checked_then_it_says_so(desk_folder):
     plan, later = read(desk_folder), datetime.timedelta(days=60)
     old = replace(plan, issued=plan.issued - later, expires=plan.expires - later)
     (desk_folder / "plan.json").write_text(sign(old, read_private_key(desk_folder / "rollout.key")))
-    assert "expired" in run("check", "plan.json", "--vehicle", "car-7", status=2)
+    assert "expired" in run("check", "plan.json", "--fact", "vehicle=car-7", status=2)
 
 
 def test_given_a_plan_when_simulated_then_both_ways_are_shown_drawn_and_written(desk_folder):

@@ -51,12 +51,16 @@ def answered(stage, number, *more, **how):
     stage.statistics.answered(answer_of(number, *more, **how))
 
 
+@pytest.fixture
+def trial(stage):
+    return Trial(stage, "7")
+
+
 @pytest.mark.parametrize("fallback", [Fallback.HOLD_LAST, Fallback.BACKUP, Fallback.STOP])
 @pytest.mark.parametrize(("late_of_100", "breaks"), [(1, False), (3, True)])
 def test_given_a_candidate_whose_late_frames_are_answered_in_time_when_guarded_then_they_are_misses(
-    stage, fallback, late_of_100, breaks
+    trial, stage, fallback, late_of_100, breaks
 ):
-    trial = Trial(stage, "7")
     for number in range(2000):
         late = number % 100 < late_of_100
         answered(stage, number, *((Outcome.LATE, fallback) if late else ()))
@@ -69,18 +73,16 @@ def test_given_a_candidate_whose_late_frames_are_answered_in_time_when_guarded_t
 
 @pytest.mark.parametrize("outcome", [one for one in Outcome if one is not Outcome.ON_TIME])
 def test_given_each_way_in_which_a_frame_ends_when_guarded_then_what_has_no_result_in_time_is_a_miss(
-    stage, outcome
+    trial, stage, outcome
 ):
-    trial = Trial(stage, "7")
     answered(stage, 0, outcome)
     assert trial.figures().misses == (outcome is not Outcome.PARTIAL)
 
 
 @pytest.mark.parametrize("check", GuardVerdict)
 def test_given_plans_of_the_candidate_when_guarded_then_those_that_a_stop_has_replaced_are_refused(
-    stage, check
+    trial, stage, check
 ):
-    trial = Trial(stage, "7")
     for number in range(4):
         answered(stage, number, check=check)
     refused = check in {GuardVerdict.STOP, GuardVerdict.UNAVOIDABLE}
@@ -143,11 +145,10 @@ def beside(stage):
     ],
 )
 def test_given_pairs_when_the_candidate_is_to_serve_then_it_does_after_enough_and_never_over_the_budget(
-    stage, beside, pairs, waits
+    trial, beside, pairs, waits
 ):
     begun = []
     beside.exchange = lambda: begun.append("exchange")
-    trial = Trial(stage, "7")
     beside.pairs(**pairs)
     source = SimpleNamespace(begins=lambda: begun.append("begins"))
     trial.exchange(source, Wish("7", "base", "7"))
@@ -210,18 +211,19 @@ def test_given_a_thread_that_waits_for_a_disk_when_the_node_takes_its_stages_dow
     stage, monkeypatch
 ):
     monkeypatch.setattr(rollouts, "_END_S", 0.2)
-    said, disk = [], threading.Event()
+    said, begun, disk = [], threading.Event(), threading.Event()
 
-    def values(_stage):
+    def wish(_source):
+        begun.set()
         disk.wait(60.0)
         return VALUES
 
     config = node_config({"stages": ["perception"]}, {"perception": VALUES})
     found = Rollouts(lambda _: VALUES, lambda _, text: said.append(text), lambda _: None, "/perf")
     found.prepared(config)
-    monkeypatch.setattr(ParameterSource, "wish", lambda _self: values("perception"))
+    monkeypatch.setattr(ParameterSource, "wish", wish)
     found.begin([stage], config)
-    time.sleep(0.3)
+    assert begun.wait(60.0)
     found.end()
     assert any("has not ended after 0.2 s: it waits for a disk" in text for text in said)
     hanging = [thread for thread in threading.enumerate() if thread.name == "rollouts"]
@@ -334,6 +336,8 @@ def test_given_two_nodes_of_a_vehicle_when_each_has_a_stage_of_the_same_name_the
     ]
     again = start("/rear/perf")
     other = stage_config("perception", {**VALUES, "rollout_plan": f"{desk.plan_path}2"})
-    with pytest.raises(ConfigError, match="parameter rollout.folder: state .*another node uses it"):
+    with pytest.raises(
+        ConfigError, match="parameter perception.rollout_plan: state .*another node uses it"
+    ):
         PlanSource(other, lambda: options, lambda: VALUES, lambda: "", "/rear/perf")
     assert again.wish().serve == "7"

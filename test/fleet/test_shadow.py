@@ -26,6 +26,7 @@ from torchperf_ros.stage.frame import StepTimes
 from ..stage.conftest import STORE, wait_until
 from ..stage.test_stage_guard import GUARD, tell
 
+pytestmark = pytest.mark.usefixtures("settled_soon")
 SHIFT = 0.5
 ADAPTERS = "adapters_under_test"
 
@@ -81,17 +82,6 @@ def x_of(payload):
 def exchange(stage, to):
     stage.actor.shadow.exchange()
     wait_until(lambda: stage.actor.version == to, lambda: "the exchange")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def settled_soon():
-    """A new worker takes a place 0.1 s after it is ready, in place of 2 s.
-
-    Histories are not the point here.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("torchperf_ros.workers.rolling_update._SETTLE_NS", 100_000_000)
-        yield
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 What starts becomes active, speaks, and ends.
 """
 
-import os
 import subprocess
 import sys
 import time
@@ -32,6 +31,8 @@ from rcl_interfaces.srv import GetParameters  # noqa: E402
 from std_msgs.msg import Float64MultiArray  # noqa: E402
 from visualization_msgs.msg import MarkerArray  # noqa: E402
 
+from ..ros_domain import own_domain  # noqa: E402
+
 pytestmark = pytest.mark.ros
 
 LAUNCH = Path(__file__).parents[2] / "launch"
@@ -55,7 +56,7 @@ environments, exit_codes = [], []
 @pytest.fixture(autouse=True)
 def domain(monkeypatch):
     """A DDS domain of this test's own, where no other node answers, and no transport chosen, as in a plain shell."""
-    monkeypatch.setenv("ROS_DOMAIN_ID", str(1 + os.getpid() % 100))
+    monkeypatch.setenv("ROS_DOMAIN_ID", str(own_domain()))
     for name in TRANSPORT:
         monkeypatch.delenv(name, raising=False)
     environments.clear()

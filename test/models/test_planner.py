@@ -131,8 +131,12 @@ def test_given_an_anytime_planner_when_it_runs_then_every_step_is_a_path_and_the
     assert paths[-1] == bytes(encode(whole, adapter.output))
 
 
-def test_given_few_frames_when_preprocessed_then_the_mask_tells_which_rows_hold_one():
-    adapter = planner()
+@pytest.fixture
+def adapter():
+    return planner()
+
+
+def test_given_few_frames_when_preprocessed_then_the_mask_tells_which_rows_hold_one(adapter):
     history, mask, ego = adapter.preprocess(frame())
     assert not mask.any()
     adapter.observe(frame(0))
@@ -147,8 +151,7 @@ def test_given_few_frames_when_preprocessed_then_the_mask_tells_which_rows_hold_
     ]
 
 
-def test_given_inputs_of_one_frame_when_the_next_is_preprocessed_then_they_do_not_change():
-    adapter = planner()
+def test_given_inputs_of_one_frame_when_the_next_is_preprocessed_then_they_do_not_change(adapter):
     adapter.observe(frame(0))
     kept = adapter.preprocess(frame(0))
     copies = [tensor.clone() for tensor in kept]
@@ -162,9 +165,8 @@ def test_given_no_stamp_with_the_frame_when_planned_then_the_markers_have_it():
     assert stamp_ns_of(plan(planner(), messages).header) == STAMP_NS
 
 
-def test_given_optical_or_body_axes_when_observed_then_the_nearest_come_first_in_vehicle_axes():
+def test_given_optical_or_body_axes_when_observed_then_the_nearest_come_first_in_vehicle_axes(adapter):
     array = detections(NEAREST + 4)
-    adapter = planner()
     adapter.observe(frame(markers=array))
     features = adapter.preprocess(frame())[0][0, -1, :-2].view(NEAREST, 6)
     forward, left = features[:, 0] * 50, features[:, 1] * 20
@@ -208,8 +210,7 @@ def test_given_impossible_odometry_when_used_then_the_error_says_what_and_the_hi
 
 
 @pytest.mark.parametrize(("index", "left"), [(1, 3), (40, 1)])
-def test_given_a_history_when_time_goes_back_or_jumps_then_it_keeps_or_restarts(index, left):
-    adapter = planner()
+def test_given_a_history_when_time_goes_back_or_jumps_then_it_keeps_or_restarts(adapter, index, left):
     for known in (0, 1, 2, index):
         adapter.observe(frame(known))
     assert len(adapter.history) == left
@@ -224,10 +225,11 @@ def test_given_odometry_of_another_time_when_used_then_the_error_says_how_far(la
     planner(max_odom_lag_ms=1000).preprocess(messages)
 
 
-def test_given_a_marker_that_is_not_finite_when_observed_then_it_is_named_and_the_history_as_before():
+def test_given_a_marker_that_is_not_finite_when_observed_then_it_is_named_and_the_history_as_before(
+    adapter,
+):
     array = detections(3)
     array.markers[2].pose.position.x = math.nan
-    adapter = planner()
     with pytest.raises(BadInput, match=r"detections.markers\[2\] is not finite"):
         adapter.observe(frame(markers=array))
     assert len(adapter.history) == 0

@@ -14,11 +14,12 @@ import pytest
 
 from torchperf_ros.node.terminal import PROCESS_NAME
 
+from ..ros_domain import own_domain
 from .warm_process import BASE
 
 ROOT = Path(__file__).resolve().parents[2]
 WITHIN_S = 150.0  # for each condition; a worker takes seconds to start, and the machine may be busy
-DOMAIN_ID = 1 + os.getpid() % 100
+DOMAIN_ID = own_domain()
 
 _FORK_MAIN = "torchperf_ros.worker.fork_main"
 _LANE_MAIN = "torchperf_ros.node.emergency_process"
@@ -324,7 +325,7 @@ class PerfProcess:
         return self.rows_of(stage)[seen]
 
     def drive(self, publisher, make, condition, what, within_s=WITHIN_S):
-        """Have a frame answered and then a pause made, 10 times a second at most, until a condition holds.
+        """Have a frame answered and then a pause made, 25 times a second at most, until a condition holds.
 
         Frames without a pause would leave no processor to what is waited for.
         """
@@ -333,7 +334,7 @@ class PerfProcess:
             if time.monotonic() > until:
                 pytest.fail(f"not within {within_s:.0f} s: {what() if callable(what) else what}")
             self.answer(publisher, make())
-            pause_ends = time.monotonic() + 0.1
+            pause_ends = time.monotonic() + 0.04
             while (left_s := pause_ends - time.monotonic()) > 0:
                 self.graph.executor.spin_once(timeout_sec=left_s)
         return said

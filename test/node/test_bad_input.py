@@ -27,7 +27,7 @@ class Car:
     """A node whose two stages do not know each other, so that each shows whether the other's trouble reaches it."""
 
     def __init__(self, graph, start_node, fast):
-        stage = fast(max_frame_bytes=65_536, recover_frames=3)
+        stage = fast(max_frame_bytes=65_536, sustained_misses=1)
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.metrics_port = free.getsockname()[1]
@@ -162,7 +162,7 @@ def test_given_input_that_stops_when_it_comes_back_then_the_stage_waits_and_reco
 def test_given_a_free_metrics_port_then_the_counters_can_be_scraped(car):
     car.node.counted("perception", frames=len(car.node.rows_of(PERCEPTION)))
     car.node.counted("planning", frames=len(car.node.rows_of(PLANNING)))
-    with urllib.request.urlopen(f"http://127.0.0.1:{car.metrics_port}/metrics", timeout=60) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{car.metrics_port}/metrics", timeout=200) as answer:
         text = answer.read().decode()
     assert f'torchperf_frames_total{{stage="perception"}} {len(car.node.rows_of(PERCEPTION))}.0' in text
     on_time = sum(row["outcome"] == Outcome.ON_TIME for row in car.node.rows_of(PLANNING))
@@ -198,7 +198,10 @@ def pool(start_node, obedient, tmp_path_factory):
 
     A metrics port that is taken, and a full disk.
     """
-    records, modules = tmp_path_factory.mktemp("records"), tmp_path_factory.mktemp("modules")
+    evidence, modules = tmp_path_factory.mktemp("evidence"), tmp_path_factory.mktemp("modules")
+    namespace = f"/full{os.getpid()}"
+    records = evidence / "records" / namespace[1:] / "perf"
+    records.mkdir(parents=True)
     (records / "records.jsonl").symlink_to("/dev/full")
     (modules / "adapter_not_importable.py").write_text(
         'raise ImportError("the camera\'s driver is not installed")\n'
@@ -213,8 +216,7 @@ def pool(start_node, obedient, tmp_path_factory):
                 "stages": ["good", "missing", "unimportable", "unbuildable", "large"],
                 "metrics_port": taken.getsockname()[1],
                 "recorder": True,
-                "record_dir": str(records),
-                "evidence_dir": "/proc/evidence",
+                "evidence_dir": str(evidence),
                 "good": obedient(input_timeout_ms=600_000.0),
                 "missing": obedient(adapter="Missing", output="a"),
                 "unimportable": {**obedient(output="b"), "adapter": "adapter_not_importable:Camera"},
@@ -222,7 +224,8 @@ def pool(start_node, obedient, tmp_path_factory):
                 "large": obedient(
                     adapter="FiveInputs", output="d", trigger="first", max_frame_bytes=100_000
                 ),
-            }
+            },
+            namespace=namespace,
         )
         node.wait_until_ready("good", "large")
         yield node, taken.getsockname()[1]

@@ -247,9 +247,11 @@ def begin(start_node, obedient, image, fleet):
     def begin(remembered, namespace=None, **changed):
         plan, key, state = (str(fleet[0] / name) for name in ("plan.json", "key.pub", remembered))
         stage = obedient(engine="eager", hang_ms=60_000.0, rollout_plan=plan, **changed)
-        options = {"vehicle": "car-7", "key": key, "folder": state}
+        options = {"vehicle": "car-7", "key": key}
         parameters = {"stages": ["perception"], "rollout": options, "perception": stage}
-        node = start_node(parameters, namespace=namespace)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("XDG_STATE_HOME", state)
+            node = start_node(parameters, namespace=namespace)
         node.wait_until_ready("perception")
         camera = node.publisher("image", Image)
         points = node.graph.listen(f"{node.namespace}/point", PointStamped)

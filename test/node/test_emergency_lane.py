@@ -33,10 +33,7 @@ pytestmark = pytest.mark.ros
 
 SPEED, DECELERATION = 10.0, 6.0
 LANE = {
-    "sensors": ["scan", "button"],
-    "types": ["LaserScan", "Bool"],
-    "timeouts_ms": [0.0, 0.0],
-    "mounting": [3.5, 0.0, 0.5, 0.0] + [0.0] * 4,
+    "sensors": ["scan LaserScan x 3.5 z 0.5 timeout 0", "button Bool timeout 0"],
     "start_s": 600.0,
     "odometry_timeout_ms": 60_000.0,
     "scans": 2,
@@ -392,7 +389,7 @@ def test_given_buttons_that_are_published_in_every_way_when_pressed_then_each_is
     }
     names = [f"button_{name}" for name in BUTTONS]
     buttons["kept"].publish(Bool(data=True))
-    _, lane = own_lane("pressed", sensors=names, types=["Bool"], timeouts_ms=[0.0], mounting=[0.0] * 4)
+    _, lane = own_lane("pressed", sensors=[f"{name} Bool timeout 0" for name in names])
     for name, button in buttons.items():
         least = 2 if name in {"kept", "reliable"} else 1
         graph.wait_for(
@@ -505,7 +502,7 @@ def test_given_a_terminal_that_ends_when_the_node_drives_then_its_lane_stops_the
     lanes = vehicle.node.lanes()
     os.killpg(os.getpgid(vehicle.node.process.pid), number)
     assert braked_m(graph.wait_for(lambda: list(vehicle.plans), "a stop path")[0]) == BRAKED_M
-    assert vehicle.node.process.wait(60) == status
+    assert vehicle.node.process.wait(200) == status
     graph.wait_for(lambda: braked_m(vehicle.plans[-1]) == 0.0, "the vehicle to stand")
     vehicle.send("odom", odometry(speed=0.0))
     graph.wait_for_end(*lanes)

@@ -44,8 +44,7 @@ def node(refused, graph, start_node, obedient, orders, evidence):
     stage = obedient(orders, adapter="ObedientPlanner", output="plan", fallback=["none"])
     stage |= {f"guard.{name}": value for name, value in GUARD.items()}
     lane = {
-        "emergency.sensors": ["scan"],
-        "emergency.timeouts_ms": [0.0],
+        "emergency.sensors": ["scan LaserScan timeout 0"],
         "emergency.start_s": 600.0,
         "emergency.odometry_timeout_ms": 60_000.0,
     }

@@ -61,8 +61,8 @@ def encoded(name, **fields):
     return bytes(encode(empty_message(name, **fields), name))
 
 
-def write_drive(folder, frames, every_ms, width, height):
-    """Images, each with an odometry message half a period before and after it.
+def write_drive(folder, frames, every_ms, width, height, *, after=0.5):
+    """Images, each with an odometry message that part of a period before it.
 
     A loop does not end with an image.
     """
@@ -72,7 +72,7 @@ def write_drive(folder, frames, every_ms, width, height):
         for number in range(frames):
             t_ns = START_NS + number * every_ms * MS
             writer.write(wheels, t_ns, odometry(t_ns, 5.0 + number))
-            t_ns += every_ms * MS // 2
+            t_ns += round(after * every_ms * MS)
             writer.write(camera, t_ns, image(t_ns, number, width, height))
         end_ns = START_NS + frames * every_ms * MS
         writer.write(wheels, end_ns, odometry(end_ns, 5.0 + frames))
@@ -173,7 +173,8 @@ def test_given_the_same_log_when_played_live_and_replayed_at_real_pace_then_the_
     graph, start_node, fast, play, tmp_path
 ):
     frames, stage = 4, fast(engine="eager")
-    log = write_drive(tmp_path / "log", frames, 400, 320, 180)
+    # What comes of an image depends on the last odometry by then: both stages have 450 ms until the next one.
+    log = write_drive(tmp_path / "log", frames, 600, 320, 180, after=0.25)
     parameters = {"stages": ["perception", "planning"], "perception": stage, "planning": stage}
     node = start_node({**parameters, "use_sim_time": True})
     live = {

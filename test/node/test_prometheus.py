@@ -75,7 +75,7 @@ class Server:
     def get(self, path, **arguments):
         """The data of an answer of its HTTP API."""
         query = urllib.parse.urlencode(arguments)
-        with urllib.request.urlopen(f"{self.url}/api/v1/{path}?{query}", timeout=60) as reply:
+        with urllib.request.urlopen(f"{self.url}/api/v1/{path}?{query}", timeout=200) as reply:
             return json.load(reply)["data"]
 
     def values(self, expression):
@@ -95,7 +95,7 @@ class Server:
 
     def end(self):
         self.process.terminate()
-        self.process.wait(60)
+        self.process.wait(200)
 
 
 class Drive:

@@ -27,14 +27,10 @@ class Recorded:
     """A node with one stage and a recorder."""
 
     def __init__(self, graph, start_node, obedient, folder, **changed):
-        self.evidence, self.records, self.orders = (
-            folder / "evidence",
-            folder / "records",
-            folder / "orders",
-        )
+        self.evidence, self.orders = folder / "evidence", folder / "orders"
         self.orders.mkdir()
         stage = obedient(self.orders, sustained_misses=3)
-        own = {"recorder": True, "evidence_dir": str(self.evidence), "record_dir": str(self.records)}
+        own = {"recorder": True, "evidence_dir": str(self.evidence)}
         given = {"stages": ["camera"], "camera": stage, **own, "black_box_s": 2.0, **changed}
         self.node = start_node(given)
         self.camera = self.node.publisher("image", Image)
@@ -48,7 +44,7 @@ class Recorded:
 
     def lines(self):
         """What its records say; a line that is being written is left out."""
-        files = sorted(self.records.glob("records*.jsonl"), reverse=True)
+        files = sorted(self.evidence.glob("records/**/records*.jsonl"), reverse=True)
         lines = [line for file in files for line in file.read_text().splitlines(keepends=True)]
         return [json.loads(line) for line in lines if line.endswith("\n")]
 

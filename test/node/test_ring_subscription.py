@@ -26,8 +26,8 @@ _TOPICS = itertools.count()
 
 
 def soon(condition):
-    """Whether it comes true within ten seconds."""
-    until = time.monotonic() + 10
+    """Whether it comes true within a minute."""
+    until = time.monotonic() + 60
     while not condition() and time.monotonic() < until:
         time.sleep(0.001)
     return condition()

@@ -48,7 +48,7 @@ def test_given_lines_on_both_outputs_when_they_are_one_file_then_all_come_in_ord
         """,
         stderr=subprocess.STDOUT,
     )
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=200)
     assert out.decode().split() == [*map(str, range(1000)), "after"]
     assert process.returncode == 0
 
@@ -59,7 +59,7 @@ def test_given_outputs_that_are_two_files_then_each_has_its_own(start):
             os.write(1, b"out")
             os.write(2, b"err")
         """)
-    assert process.communicate(timeout=60) == (b"out", b"err")
+    assert process.communicate(timeout=200) == (b"out", b"err")
 
 
 def test_given_a_reader_that_does_not_read_when_much_is_printed_then_nothing_waits_and_it_says_what_is_missing(
@@ -86,7 +86,7 @@ def test_given_a_reader_that_does_not_read_when_much_is_printed_then_nothing_wai
     process.stdin.write(b"x")
     process.stdin.close()
     lines = (head + process.stderr.read()).decode().splitlines()
-    assert process.wait(60) == 0
+    assert process.wait(200) == 0
     (said,) = [
         number
         for number, line in enumerate(lines)
@@ -104,7 +104,7 @@ def test_given_a_process_that_is_killed_then_its_last_words_arrive_and_nothing_o
             os.write(2, b"last words")
             os.kill(os.getpid(), signal.SIGKILL)
         """)
-    assert process.communicate(timeout=60) == (
+    assert process.communicate(timeout=200) == (
         b"",
         b"last words",
     )  # the pipe's end: no process holds it any more
@@ -126,7 +126,7 @@ def test_given_a_reader_that_goes_away_then_the_process_goes_on(start):
     process.stdin.close()
     process.stderr = None
     assert process.stdout.read() == b"goes on"
-    assert process.wait(60) == 0
+    assert process.wait(200) == 0
 
 
 def test_given_a_machine_that_gives_no_process_for_it_then_it_says_so_and_prints_as_before(start):
@@ -141,7 +141,7 @@ def test_given_a_machine_that_gives_no_process_for_it_then_it_says_so_and_prints
             os.write(2, b"goes on")
             assert lost() == 0
         """)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=200)
     assert b"no process can be forked for it: [Errno 11] no more processes" in err
     assert err.endswith(b"goes on")
     assert process.returncode == 0
@@ -157,7 +157,7 @@ def test_given_the_process_that_passes_lines_on_when_it_is_killed_then_they_are_
             os.write(2, b"goes on")
         os.write(2, b", and ends")
         """)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=200)
     assert (
         err
         == b"what is printed may hold the node up: the process that passes it on is gone\ngoes on, and ends"

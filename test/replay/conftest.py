@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from torchperf_ros.api.messages import empty_message, encode, header
-from torchperf_ros.stage.stage import StageInput
+from torchperf_ros.stage.wiring import StageInput
 
 from .logs.small_logs import rosbag2
 

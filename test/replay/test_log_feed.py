@@ -5,7 +5,7 @@ import pytest
 
 from torchperf_ros.replay.log_feed import KnownTopics, match_topics
 from torchperf_ros.replay.logs.log_reader import LogError, LogTopic
-from torchperf_ros.stage.stage import StageInput
+from torchperf_ros.stage.wiring import StageInput
 
 IMAGE, COMPRESSED, ODOM = (
     "sensor_msgs/msg/Image",

@@ -21,11 +21,11 @@ from torchperf_ros.settings.config import node_config
 from .sensor_messages import bool_bytes, odometry_bytes, range_bytes, scan_bytes
 
 SENSORS = {
-    "sensors": ["scan", "sonar", "button"],
-    "types": ["LaserScan", "Range", "Bool"],
-    "timeouts_ms": [300.0, 0.0, 0.0],
-    "mounting": [3.5, 0.0, 0.5, 0.0, 3.5, 0.0, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0],
+    "sensors": ["scan LaserScan x 3.5 z 0.5", "sonar Range x 3.5 z 0.5 timeout 0", "button Bool timeout 0"],
 }
+PATIENT = [
+    f"{line} timeout 0" for line in ("scan LaserScan x 3.5 z 0.5", "sonar Range x 3.5 z 0.5", "button Bool")
+]
 SCAN, SONAR, BUTTON = range(3)
 ROS_S = 1_700_000_000
 FREE = scan_bytes(np.full(91, np.inf))
@@ -403,7 +403,7 @@ def test_given_a_message_of_a_button_that_comes_by_two_subscriptions_then_it_cou
 def test_given_a_node_that_answers_when_it_no_longer_does_then_it_latches_after_two_seconds_and_stays_so(
     lane,
 ):
-    lane = Lane(timeouts_ms=[0.0, 0.0, 0.0], odometry_timeout_ms=60_000.0)
+    lane = Lane(sensors=PATIENT, odometry_timeout_ms=60_000.0)
     lane.move()
     for _ in range(10):
         lane.rules.beat(lane.clock())
@@ -419,7 +419,7 @@ def test_given_a_node_that_answers_when_it_no_longer_does_then_it_latches_after_
 
 
 def test_given_a_node_that_is_inactive_or_waits_or_whose_beats_nobody_makes_then_its_silence_is_none(lane):
-    lane = Lane(timeouts_ms=[0.0, 0.0, 0.0], odometry_timeout_ms=60_000.0)
+    lane = Lane(sensors=PATIENT, odometry_timeout_ms=60_000.0)
     lane.move()
     assert lane.wait(50_000.0) is None
     lane.move()
@@ -570,7 +570,7 @@ def test_given_ten_hours_of_noisy_scans_between_walls_when_driven_then_it_stops_
     Whatever two scans show goes to the rules.
     """
     random = np.random.default_rng(14)
-    lane = Lane(odometry_timeout_ms=60_000.0, timeouts_ms=[0.0, 0.0, 0.0])
+    lane = Lane(odometry_timeout_ms=60_000.0, sensors=PATIENT)
     angles = np.linspace(-math.pi / 2, math.pi / 2, BEAMS)
     cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
     walls_m = np.minimum(2.0 / np.maximum(np.abs(sin), 1e-9), 60.0).astype(np.float32)

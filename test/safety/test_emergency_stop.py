@@ -24,9 +24,7 @@ SCAN, BUTTON = range(2)
 DECELERATION, TIMEOUT_S, STEP_S = 6.0, 0.3, 0.05
 FREE, BLOCKED, BLIND = (scan_bytes(np.full(91, distance)) for distance in (np.inf, 4.0, 0.0))
 OPTIONS = {
-    "emergency.sensors": ["scan", "button"],
-    "emergency.types": ["LaserScan", "Bool"],
-    "emergency.timeouts_ms": [300.0, 0.0],
+    "emergency.sensors": ["scan", "button Bool timeout 0"],
     "emergency.start_s": 2.0,
     "emergency.deceleration": DECELERATION,
     "emergency.odometry_timeout_ms": 1000 * TIMEOUT_S,

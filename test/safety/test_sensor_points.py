@@ -195,10 +195,7 @@ LIDAR_M = 1.9
 RINGS, AROUND = np.meshgrid(np.radians(np.linspace(-25.0, 10.0, 32)), np.radians(np.linspace(-60, 60, 301)))
 DIRECTIONS = np.stack([np.cos(RINGS) * np.cos(AROUND), np.cos(RINGS) * np.sin(AROUND), np.sin(RINGS)], -1)
 GROUND = {
-    "emergency.sensors": ["lidar"],
-    "emergency.types": ["PointCloud2"],
-    "emergency.mounting": [0.0, 0.0, LIDAR_M, 0.0],
-    "emergency.timeouts_ms": [1000.0],
+    "emergency.sensors": [f"lidar PointCloud2 z {LIDAR_M} timeout 1000"],
 }
 
 

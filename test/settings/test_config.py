@@ -16,6 +16,7 @@ from torchperf_ros.settings.config import (
     stage_config,
     stage_parameters,
 )
+from torchperf_ros.settings.params_file import config_of
 
 MINE = {"adapter": "mine:Mine", "output": "mine"}
 EVERY = [*NODE_PARAMETERS, *STAGE_PARAMETERS]
@@ -53,11 +54,10 @@ def test_given_the_parameters_when_listed_then_each_is_there_once_described_and_
         assert parameter.check(parameter.default) == parameter.default
         assert parameter.description.endswith(".")
     live = (
-        "budget_ms hold_last_ms stop_deceleration hang_ms input_timeout_ms sustained_misses recover_frames"
-        " window_s batch_wait_ms"
+        "budget_ms hold_last_ms stop_deceleration hang_ms input_timeout_ms sustained_misses batch_wait_ms"
     )
-    live += " scene_hold_s situation_timeout_ms action_cooldown_s action_return_s"
-    live += " budget_fast_speed budget_near_s candidate candidate_serves rollout.facts"
+    live += " scene_hold_s action_return_s"
+    live += " budget_fast_speed candidate candidate_serves rollout.facts"
     assert {parameter.name for parameter in EVERY if parameter.live} == set(live.split())
 
 
@@ -235,3 +235,19 @@ def test_given_values_of_the_right_form_when_configured_then_they_are_kept():
 def test_given_two_stages_when_they_share_an_output_then_the_error_names_both():
     with pytest.raises(ConfigError, match="perception, planning share an output"):
         node_config({}, {"planning": {"output": "detections"}})
+
+
+@pytest.mark.parametrize("topic", ["detections", "/a/b", "~/c_1", "{node}/d"])
+def test_given_a_topic_as_ros_takes_it_when_checked_then_it_is_the_output(topic):
+    assert stage_config("perception", {**MINE, "output": topic}).output == topic
+
+
+@pytest.mark.parametrize("topic", ["la bels", "1st", "a//b", "a/", "bücher", "a-b", "~a"])
+def test_given_an_output_that_ros_takes_as_no_topic_when_checked_then_it_is_refused(topic):
+    with pytest.raises(ConfigError, match=r"parameter perception\.output: .* is no topic: letters, digits"):
+        stage_config("perception", {**MINE, "output": topic})
+
+
+def test_given_a_stage_whose_name_cannot_be_then_the_rule_is_named_and_not_the_name_recommended():
+    with pytest.raises(ConfigError, match=r"stages: 'seg mentation' is not a stage name: lower-case"):
+        config_of({"stages": ["seg mentation"], "segmentation.adapter": "mine:Mine"})

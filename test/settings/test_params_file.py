@@ -250,13 +250,48 @@ def test_given_a_parameter_of_an_earlier_version_when_read_then_it_is_refused_wi
 
 
 @pytest.mark.parametrize(
-    "text", ["{perception: {worker: own}}", "{stages: [planning], perception.worker: shared}"]
+    "text", ["{perception: {worker: own}}", "{stages: [perception], perception.worker: shared}"]
 )
 def test_given_where_workers_run_when_read_then_it_is_refused_with_what_replaces_it(read, text):
     with pytest.raises(
         ConfigError, match="parameter perception.worker: is gone, as each worker is a process of its"
     ):
         read(f"perf: {{ros__parameters: {text}}}")
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("memory_share", "memory_limit_mib"),
+        ("record_dir", "evidence_dir"),
+        ("rollout.folder", "XDG_STATE_HOME"),
+        ("emergency.odometry", "STAGE.odometry"),
+        ("emergency.types", "emergency.sensors: ['TOPIC TYPE']"),
+        ("emergency.mounting", "yaw RAD"),
+        ("emergency.timeouts_ms", "timeout MS"),
+        ("emergency.lowest_m", "emergency.heights_m"),
+        ("emergency.highest_m", "emergency.heights_m"),
+        ("perception.dynamic", "shapes: exact"),
+        ("perception.bucket_width", "shapes: bucket WIDTH"),
+        ("perception.cuda_graphs", "compile_mode: reduce-overhead"),
+        ("perception.recover_frames", "sustained_misses"),
+        ("perception.left.recover_frames", "sustained_misses"),
+        ("perception.window_s", "10 s"),
+        ("perception.action_cooldown_s", "2 s"),
+        ("perception.budget_near_s", "4 s"),
+        ("perception.situation_timeout_ms", "input_timeout_ms"),
+    ],
+)
+def test_given_a_parameter_that_another_replaces_when_read_then_the_error_names_the_other(
+    read, name, instead
+):
+    text = f"{{stages: [perception], perception.streams: [left], {name}: 1}}"
+    with pytest.raises(ConfigError, match=f"parameter {name}: is gone, as .*{re.escape(instead)}"):
+        read(f"perf: {{ros__parameters: {text}}}")
+
+
+def test_given_a_global_parameter_of_such_a_name_when_read_then_it_is_another_nodes(read):
+    assert read("/**: {ros__parameters: {ekf.window_s: 1.0, window_s: 2.0}}").stages
 
 
 def test_given_parameters_of_a_stage_that_does_not_run_when_read_then_they_do_not_matter(read):

@@ -43,12 +43,11 @@ def test_given_limits_at_each_other_when_checked_then_they_are_allowed():
     assert guard(rss_brake=7.0, rss_lead_brake=7.0, max_deceleration=7).max_deceleration == 7.0
 
 
-def test_given_one_value_for_all_sensors_or_one_for_each_when_checked_then_each_sensor_has_its_own():
-    found = lane(sensors=["a", "b"], types=["Range"], mounting=[1.0, 2.0, 3.0, 0.5], timeouts_ms=[100.0])
-    assert (found.types, found.mounting) == (("Range", "Range"), (1.0, 2.0, 3.0, 0.5) * 2)
-    assert found.timeouts_ms == (100.0, 100.0)
-    found = lane(sensors=["a", "b"], types=["Range", "Bool"], mounting=[0.0] * 8, timeouts_ms=[100.0, 0.0])
-    assert (found.types, found.timeouts_ms) == (("Range", "Bool"), (100.0, 0.0))
+def test_given_lines_of_sensors_when_checked_then_each_sensor_has_its_own():
+    found = lane(sensors=["scan", "b Range z 0.5 x 3.5 timeout 100 yaw -1", "c  Bool timeout 0", ""])
+    assert (found.sensors, found.types) == (("scan", "b", "c"), ("LaserScan", "Range", "Bool"))
+    assert found.mounting == ((0.0,) * 4, (3.5, 0.0, 0.5, -1.0), (0.0,) * 4)
+    assert found.timeouts_ms == (300.0, 100.0, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -68,23 +67,21 @@ def test_given_one_value_for_all_sensors_or_one_for_each_when_checked_then_each_
             {"max_deceleration": 5.0},
             r"rss_brake: 6\.0 is above planning\.guard\.max_deceleration 5\.0",
         ),
-        (lane, {"sensors": ["a", "a"]}, r"emergency\.sensors: \['a', 'a'\] .*each topic once"),
-        (lane, {"sensors": ["a"], "types": ["Camera"]}, r"types: .*LaserScan, PointCloud2, Range, Bool"),
+        (lane, {"sensors": ["a", "a Bool"]}, r"emergency\.sensors: a stands in 2 lines; each topic may"),
+        (lane, {"sensors": ["a Camera"]}, r"'a Camera': 'Camera' .* LaserScan, PointCloud2, Range, Bool"),
+        (lane, {"sensors": ["a x 3"]}, r"'a x 3': 'x' is not allowed; it has to be TOPIC TYPE, then x M"),
+        (lane, {"sensors": ["a Range x"]}, r"'a Range x' is not allowed; it has to be TOPIC TYPE"),
         (
             lane,
-            {"sensors": list("abc"), "types": ["Range", "Bool"]},
-            "types: .* 1 value for all, or 3 for 3 sensors",
+            {"sensors": ["a Range w 1"]},
+            r"'a Range w 1': 'w' is not allowed; .* such as scan LaserScan",
         ),
-        (
-            lane,
-            {"sensors": ["a"], "mounting": [0.0] * 5},
-            "mounting: .* 4 values for all, or 4 for 1 sensors",
-        ),
-        (lane, {"sensors": ["a"], "timeouts_ms": []}, r"timeouts_ms: \[\] .* 1 value for all"),
-        (lane, {"sensors": ["a"], "timeouts_ms": [-1.0]}, r"timeouts_ms: .* from 0\.0 to 60000\.0"),
-        (lane, {"sensors": ["a"], "odometry": ""}, "odometry: '' .* a topic"),
+        (lane, {"sensors": ["a Range x 1 x 2"]}, r"x stands there twice"),
+        (lane, {"sensors": ["a Range z nan"]}, r"z nan is not allowed; it has to be from -100 to 100 m"),
+        (lane, {"sensors": ["a Range timeout -1"]}, r"timeout -1 is .* from 0 to 60000 ms"),
         (vehicle, {"rear_m": 4.5}, r"vehicle\.rear_m: 4\.5 is not below vehicle\.length_m 4\.5"),
-        (lane, {"lowest_m": 3.0}, r"lowest_m: 3\.0 .* below highest_m 2\.5"),
+        (lane, {"heights_m": [3.0, 2.5]}, r"heights_m: \[3\.0, 2\.5\] .* two heights, the lower one first"),
+        (lane, {"heights_m": [3.0]}, r"heights_m: \[3\.0\] .* two heights"),
         (lane, {"min_points": 2.5}, r"min_points: 2\.5 is a number; it has to be an integer"),
     ],
 )
@@ -132,6 +129,13 @@ def test_given_one_vehicle_when_read_then_every_guard_and_the_lane_have_it():
 def test_given_a_name_of_the_geometry_as_it_was_when_read_then_the_error_names_the_one_that_is(name):
     with pytest.raises(ConfigError, match=rf"{name}: is vehicle\.{name.rpartition('.')[2]} now"):
         config_of({name: 1.0})
+
+
+def test_given_a_lane_when_read_then_it_has_the_last_stages_odometry():
+    values = {"emergency.sensors": ["scan"], "planning.odometry": "wheels"}
+    assert config_of(values).emergency.odometry == "wheels"
+    with pytest.raises(ConfigError, match=r"parameter planning\.odometry: is empty; .* emergency lane"):
+        config_of({**values, "planning.odometry": ""})
 
 
 def test_given_the_lanes_names_when_read_then_they_are_no_stage_that_does_not_run():

@@ -69,7 +69,7 @@ def test_given_too_many_buckets_when_listed_then_a_width_that_would_do_is_named(
         bucket_shapes(IMAGE, HEIGHT_AND_WIDTH, 4)
     said = str(caught.value)
     assert said.startswith(
-        "parameter bucket_width: 4 makes 676 buckets of dimension 2 of input 0 (100 to 200); "
+        "parameter shapes: bucket 4 makes 676 buckets of dimension 2 of input 0 (100 to 200); "
     )
     assert "at most 256 are prepared: 8 makes 169, or use the policy dynamic" in said
     with pytest.raises(ConfigError, match="makes 1000000000000 buckets"):  # at once

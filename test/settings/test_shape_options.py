@@ -1,4 +1,5 @@
 import json
+from dataclasses import asdict
 
 import pytest
 from hypothesis import given
@@ -7,6 +8,7 @@ from hypothesis import strategies as st
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.settings.config import stage_config
 from torchperf_ros.settings.shape_options import ShapeOptions, format_shapes, parse_shapes
+from torchperf_ros.workers.control import from_json
 
 shapes = st.lists(
     st.lists(st.integers(1, 5000), min_size=1, max_size=5).map(tuple), min_size=1, max_size=4
@@ -25,7 +27,7 @@ def test_given_any_shapes_when_written_and_read_then_they_are_the_same(shapes):
 )
 def test_given_any_options_when_sent_as_json_then_they_arrive_the_same(policy, width, common):
     options = ShapeOptions(policy, width, common)
-    assert ShapeOptions.from_dict(json.loads(json.dumps(options.as_dict()))) == options
+    assert from_json(ShapeOptions, json.loads(json.dumps(asdict(options)))) == options
 
 
 def shapes_of(**values):
@@ -33,10 +35,22 @@ def shapes_of(**values):
 
 
 def test_given_the_parameters_when_checked_then_empty_strings_are_no_shape():
-    values = {"shapes": "bucket", "bucket_width": 16}
-    options = shapes_of(**values, common_shapes=["", "1x3x256x448", "1x10x50 1x10 "])
+    options = shapes_of(shapes="bucket 16", common_shapes=["", "1x3x256x448", "1x10x50 1x10 "])
     assert options == ShapeOptions("bucket", 16, (((1, 3, 256, 448),), ((1, 10, 50), (1, 10))))
     assert shapes_of(shapes="exact", common_shapes=[""]) == ShapeOptions()
+    assert shapes_of(shapes="bucket") == ShapeOptions("bucket", 32)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "bucket 0", "bucket 65537", "bucket -1", "bucket x", "exact 16", "bucket  8", "Bucket"]
+)
+def test_given_text_that_is_no_policy_when_checked_then_it_is_named_with_an_example(text):
+    with pytest.raises(ConfigError) as caught:
+        shapes_of(shapes=text)
+    assert str(caught.value).startswith(
+        f"parameter s.shapes: {text!r} is not allowed; it has to be one of: "
+    )
+    assert "such as bucket 64" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -71,3 +85,29 @@ def test_given_common_shapes_when_the_model_has_other_inputs_then_an_example_is_
             ConfigError, match="'1x10x50 1x10' does not fit the model's inputs; it has to be like '1x"
         ):
             options.check_inputs(example)
+
+
+@pytest.mark.parametrize(
+    ("values", "dynamic"),
+    [
+        ({}, "auto"),
+        ({"shapes": "bucket"}, "auto"),
+        ({"shapes": "exact"}, "never"),
+        ({"shapes": "exact", "common_shapes": ["1x3"]}, "auto"),
+        ({"shapes": "exact", "common_shapes": ["1x3"], "engine": "compile"}, "never"),
+    ],
+)
+def test_given_a_policy_when_a_tier_is_built_then_an_engine_lets_sizes_vary_where_frames_may(
+    values, dynamic
+):
+    stage = stage_config("s", {"adapter": "a:B", "output": "o", **values})
+    assert stage.build_options(0).dynamic == dynamic
+
+
+@pytest.mark.parametrize(("engine", "captured"), [("aoti", True), ("auto", True), ("compile", False)])
+def test_given_a_mode_with_graphs_when_a_tier_is_built_then_every_engine_but_the_compiler_captures_its_own(
+    engine, captured
+):
+    values = {"adapter": "a:B", "output": "o", "engine": engine, "compile_mode": "reduce-overhead"}
+    options = stage_config("s", values).build_options(0)
+    assert (options.cuda_graphs, options.mode) == (captured, "reduce-overhead")

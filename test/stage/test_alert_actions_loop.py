@@ -22,9 +22,9 @@ from torchperf_ros.settings.config import stage_config
 from torchperf_ros.settings.stage_rules import ACTIONS, ALERTS
 from torchperf_ros.stage.alert_actions import AlertActions
 from torchperf_ros.stage.alert_rules import answer_alert, death_alert, superseded_alert
-from torchperf_ros.stage.drift import DriftWatch
 from torchperf_ros.stage.frame import StepTimes
 from torchperf_ros.stage.health import Flow, SupersededRule
+from torchperf_ros.stage.limits import DriftWatch
 from torchperf_ros.workers.frame_ring import InputBytes
 
 from ..observe.telemetry.frame_records import answered_frame, frame_record

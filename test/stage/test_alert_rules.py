@@ -5,7 +5,7 @@ import pytest
 from torchperf_ros.api.alert import Level
 from torchperf_ros.api.outcome import Fallback, Outcome
 from torchperf_ros.stage.alert_rules import answer_alert, change_alert, death_alert
-from torchperf_ros.stage.drift import DriftWatch
+from torchperf_ros.stage.limits import DriftWatch
 
 SUSTAINED = 10
 

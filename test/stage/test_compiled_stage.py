@@ -18,7 +18,12 @@ ENGINE, SUFFIX = (
     "openvino",
     ".blob",
 )  # built in seconds, where Inductor takes a minute: `auto` tries that one
-pytestmark = pytest.mark.timeout(600)  # a compiler's, on a machine that does other things as well
+pytestmark = [
+    pytest.mark.timeout(
+        1200
+    ),  # a compiler's of lowest priority, on a machine that does other things as well
+    pytest.mark.usefixtures("settled_soon"),
+]
 
 
 def engines(stage):
@@ -52,17 +57,6 @@ def everywhere(stage, *names):
         engines(stage) == [list(names)] * stage.actor.config.workers
         and stage.actor.pool.rolling_update.renewal.outcome
     )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def settled_soon():
-    """A new worker takes a place 0.1 s after it is ready, in place of 2 s.
-
-    Histories are not the point here.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("torchperf_ros.workers.rolling_update._SETTLE_NS", 100_000_000)
-        yield
 
 
 @pytest.fixture(scope="module")

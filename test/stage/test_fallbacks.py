@@ -73,6 +73,11 @@ def number():
     return bytes(encode(empty_message("std_msgs/msg/Float64", data=5.0), "std_msgs/msg/Float64"))
 
 
+@pytest.fixture
+def outputs():
+    return FallbackOutputs()
+
+
 @pytest.mark.parametrize(
     ("kind", "payload", "stamp_ns", "words"),
     [
@@ -93,25 +98,24 @@ def number():
     ],
 )
 def test_given_a_good_output_when_its_stamp_is_looked_at_then_it_has_to_be_its_frame_s(
-    kind, payload, stamp_ns, words
+    outputs, kind, payload, stamp_ns, words
 ):
-    outputs = FallbackOutputs()
     assert outputs.stamp_problem(kind) == ""
     outputs.remember(payload, frame(1, stamp_ns=stamp_ns))
     assert outputs.stamp_problem(kind).startswith(words)
     assert bool(words) == bool(outputs.stamp_problem(kind))
 
 
-def test_given_nothing_to_hold_when_chosen_then_there_is_nothing(config):
-    outputs = FallbackOutputs()
+def test_given_nothing_to_hold_when_chosen_then_there_is_nothing(outputs, config):
     assert prepared(outputs, config) is Fallback.NONE
     assert outputs.payload(Fallback.HOLD_LAST) is None
     assert outputs.payload(Fallback.STOP) is None
     assert outputs.frame is None
 
 
-def test_given_a_good_output_when_young_enough_then_it_is_held_and_else_a_stop_is_made_of_it(config):
-    outputs = FallbackOutputs()
+def test_given_a_good_output_when_young_enough_then_it_is_held_and_else_a_stop_is_made_of_it(
+    outputs, config
+):
     outputs.remember(path(), frame(0, stamp_ns=77))
     assert prepared(outputs, config, at_ms=100) is Fallback.HOLD_LAST
     assert outputs.payload(Fallback.HOLD_LAST) == path()
@@ -121,8 +125,9 @@ def test_given_a_good_output_when_young_enough_then_it_is_held_and_else_a_stop_i
     assert outputs.frame.stamp_ns == 77
 
 
-def test_given_a_stop_when_results_come_late_then_the_vehicle_keeps_to_it_until_a_frame_is_answered(config):
-    outputs = FallbackOutputs()
+def test_given_a_stop_when_results_come_late_then_the_vehicle_keeps_to_it_until_a_frame_is_answered(
+    outputs, config
+):
     outputs.remember(path(), frame(0, stamp_ns=77))
     prepared(outputs, config)
     first = outputs.payload(Fallback.STOP)
@@ -139,9 +144,8 @@ def test_given_a_stop_when_results_come_late_then_the_vehicle_keeps_to_it_until_
 
 
 def test_given_a_stop_when_a_late_result_is_young_enough_to_be_held_then_the_next_failure_brakes_anew(
-    config,
+    outputs, config
 ):
-    outputs = FallbackOutputs()
     outputs.remember(path(), frame(0))
     prepared(outputs, config)
     first = outputs.payload(Fallback.STOP)
@@ -152,9 +156,8 @@ def test_given_a_stop_when_a_late_result_is_young_enough_to_be_held_then_the_nex
 
 
 def test_given_a_stop_that_was_made_but_not_needed_when_a_late_result_comes_then_the_next_is_made_of_that(
-    config,
+    outputs, config
 ):
-    outputs = FallbackOutputs()
     outputs.remember(path(), frame(0))
     outputs.prepare(config, PATH, 200 * MS, 200 * MS)
     first = outputs.payload(Fallback.STOP)
@@ -170,23 +173,22 @@ def test_given_a_stop_that_was_made_but_not_needed_when_a_late_result_comes_then
     ids=["none", "back", "over", "old"],
 )
 def test_given_a_path_that_does_not_say_where_the_vehicle_is_now_then_there_is_no_stop(
-    config, step_ms, at_ms
+    outputs, config, step_ms, at_ms
 ):
-    outputs = FallbackOutputs()
     outputs.remember(path(step_ms=step_ms), frame(0))
     assert prepared(outputs, config, at_ms=at_ms) is Fallback.NONE
     assert outputs.payload(Fallback.STOP) is None
 
 
-def test_given_a_path_that_begins_later_when_its_time_comes_then_a_stop_is_made(config):
-    outputs = FallbackOutputs()
+def test_given_a_path_that_begins_later_when_its_time_comes_then_a_stop_is_made(outputs, config):
     outputs.remember(path(start_ms=220), frame(0))
     assert prepared(outputs, config, at_ms=200) is Fallback.NONE
     assert prepared(outputs, config, at_ms=233) is Fallback.STOP
 
 
-def test_given_outputs_when_forgotten_then_neither_they_nor_late_ones_of_earlier_frames_are_held(config):
-    outputs = FallbackOutputs()
+def test_given_outputs_when_forgotten_then_neither_they_nor_late_ones_of_earlier_frames_are_held(
+    outputs, config
+):
     outputs.remember(path(), frame(0))
     prepared(outputs, config)
     outputs.forget(210 * MS)
@@ -197,8 +199,7 @@ def test_given_outputs_when_forgotten_then_neither_they_nor_late_ones_of_earlier
     assert prepared(outputs, config, at_ms=220) is Fallback.HOLD_LAST
 
 
-def test_given_a_late_output_when_a_newer_one_is_held_then_the_newer_one_stays(config):
-    outputs = FallbackOutputs()
+def test_given_a_late_output_when_a_newer_one_is_held_then_the_newer_one_stays(outputs, config):
     outputs.remember(b"newer", frame(5))
     outputs.remember(b"older", frame(4))
     outputs.remember(b"again", frame(5))
@@ -210,16 +211,14 @@ def test_given_a_late_output_when_a_newer_one_is_held_then_the_newer_one_stays(c
     [(path(0), PATH), (b"\x00\x01\x00\x00\xff", PATH), (path(), "vision_msgs/msg/Detection3DArray")],
 )
 def test_given_an_output_that_no_stop_can_be_made_of_when_chosen_then_there_is_none(
-    config, payload, output_type
+    outputs, config, payload, output_type
 ):
-    outputs = FallbackOutputs()
     outputs.remember(payload, frame(0))
     assert prepared(outputs, config, output_type=output_type) is Fallback.NONE
     assert outputs.payload(Fallback.STOP) is None
 
 
-def test_given_a_stage_without_stop_when_prepared_then_none_is_made():
-    outputs = FallbackOutputs()
+def test_given_a_stage_without_stop_when_prepared_then_none_is_made(outputs):
     outputs.remember(path(), frame(0))
     config = stage_config("planning", {"hold_last_ms": 1.0, "fallback": ["hold_last"]})
     assert prepared(outputs, config) is Fallback.NONE
@@ -235,9 +234,8 @@ def test_given_a_stage_without_stop_when_prepared_then_none_is_made():
     ],
 )
 def test_given_a_frame_in_no_ros_time_when_a_stop_is_made_then_it_is_stamped_in_the_frames_own(
-    config, age_ms, ros_now_ms
+    outputs, config, age_ms, ros_now_ms
 ):
-    outputs = FallbackOutputs()
     good = frame(0, received_ns=0, stamp_ns=100_000 * MS)
     good.age_ms = age_ms
     outputs.remember(path(start_ms=100_000), good)

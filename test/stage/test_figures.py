@@ -114,8 +114,12 @@ def test_given_nothing_when_read_then_everything_is_unknown():
         assert math.isnan(value)
 
 
-def test_given_one_answer_when_read_then_there_is_no_jitter_yet():
-    stage = Stage()
+@pytest.fixture
+def stage():
+    return Stage()
+
+
+def test_given_one_answer_when_read_then_there_is_no_jitter_yet(stage):
     stage.answer(10.0)
     reading = stage.read()
     assert reading.latency.window.p99_ms == 10.0
@@ -139,8 +143,9 @@ def test_given_misses_when_read_then_age_wait_lateness_and_the_ratio_are_of_the_
     assert reading.wait.p99_ms == 0.5
 
 
-def test_given_a_stage_that_is_activated_again_when_read_then_that_span_begins_anew_and_the_run_goes_on():
-    stage = Stage()
+def test_given_a_stage_that_is_activated_again_when_read_then_that_span_begins_anew_and_the_run_goes_on(
+    stage,
+):
     stage.answer(10.0)
     stage.activate()
     stage.answer(20.0)
@@ -153,8 +158,7 @@ def test_given_a_stage_that_is_activated_again_when_read_then_that_span_begins_a
     assert (latency.run.count, latency.run.max_ms) == (4, 40.0)
 
 
-def test_given_health_when_looked_at_then_the_time_until_then_belongs_to_the_state_before():
-    stage = Stage()
+def test_given_health_when_looked_at_then_the_time_until_then_belongs_to_the_state_before(stage):
     stage.now_ns += 2 * S
     stage.read(Health.NOMINAL)
     stage.now_ns += 3 * S
@@ -170,8 +174,7 @@ def test_given_health_when_looked_at_then_the_time_until_then_belongs_to_the_sta
     }
 
 
-def test_given_nobody_who_reads_when_rows_are_pushed_out_then_they_are_counted_and_memory_is_bounded():
-    stage = Stage()
+def test_given_nobody_who_reads_when_rows_are_pushed_out_then_they_are_counted_and_memory_is_bounded(stage):
     most = stage.counters.answers.maxlen
     for _ in range(most + 5):
         stage.answer(10.0, after_ms=1.0)
@@ -350,7 +353,7 @@ START_NS = 1_000 * NS_PER_S
 
 @pytest.fixture
 def statistics():
-    made = StageStatistics(stage_config("perception", {"sustained_misses": 3, "recover_frames": 2}))
+    made = StageStatistics(stage_config("perception", {"sustained_misses": 3}))
     made.health.ready()
     return made
 
@@ -431,7 +434,7 @@ def take(statistics, clock, ms):
 @pytest.fixture
 def clocked():
     clock = VirtualClock(START_NS)
-    made = StageStatistics(stage_config("perception", {"recover_frames": 2}), clock)
+    made = StageStatistics(stage_config("perception", {}), clock)
     made.health.ready()
     return made, clock
 
@@ -489,34 +492,22 @@ def test_given_frames_in_bunches_when_too_many_are_superseded_then_the_cause_is_
     assert any(alert and "takes 10.0, but they come in bunches" in alert.message for alert in told)
 
 
-def test_given_a_death_when_another_worker_serves_then_health_is_not_lost(statistics):
-    answer(statistics, Outcome.ON_TIME, None)
-    assert statistics.worker_died("why", 7, 1, lasting=False, alone=False).name == "perception: worker died"
-    assert state(statistics) is Health.NOMINAL
-    statistics.worker_died("why", 8, 2, lasting=True, alone=False)
-    assert state(statistics) is Health.NOMINAL
-
-
-def test_given_a_death_when_nobody_else_serves_then_the_stage_starts_again_or_stops_safely_if_it_lasts(
-    statistics,
+@pytest.mark.parametrize(
+    ("alone", "then", "if_it_lasts"),
+    [(False, Health.NOMINAL, Health.NOMINAL), (True, Health.STARTING, Health.SAFE_STOP)],
+)
+def test_given_a_death_then_the_stage_starts_again_or_stops_safely_only_where_nobody_else_serves(
+    statistics, alone, then, if_it_lasts
 ):
     answer(statistics, Outcome.ON_TIME, None)
-    statistics.worker_died("why", 7, 1, lasting=False, alone=True)
-    assert state(statistics) is Health.STARTING
-    statistics.worker_died("why", 8, 2, lasting=True, alone=True)
-    assert state(statistics) is Health.SAFE_STOP
+    assert statistics.worker_died("why", 7, 1, lasting=False, alone=alone).name == "perception: worker died"
+    assert state(statistics) is then
+    statistics.worker_died("why", 8, 2, lasting=True, alone=alone)
+    assert state(statistics) is if_it_lasts
 
 
 def test_given_changed_limits_when_reconfigured_then_they_hold_at_once(statistics):
     answer(statistics, Outcome.LATE, Fallback.HOLD_LAST)
-    statistics.reconfigure(stage_config("perception", {"sustained_misses": 2, "recover_frames": 2}))
+    statistics.reconfigure(stage_config("perception", {"sustained_misses": 2}))
     answer(statistics, Outcome.LATE, Fallback.HOLD_LAST)
     assert state(statistics) is Health.SAFE_STOP
-
-
-def test_given_a_changed_window_when_reconfigured_then_latencies_are_told_of_that_span(statistics):
-    answer(statistics, Outcome.ON_TIME, None)
-    now_ns = time.monotonic_ns() + 3_000_000_000
-    assert statistics.figures.read(now_ns, Health.NOMINAL).latency.window.count == 1
-    statistics.reconfigure(stage_config("perception", {"window_s": 2.0}))
-    assert statistics.figures.read(now_ns, Health.NOMINAL).latency.window.count == 0

@@ -8,9 +8,7 @@ from torchperf_ros.api.outcome import IN_TIME, Fallback, Health, Outcome
 from torchperf_ros.settings.config import stage_config
 from torchperf_ros.stage.health import HealthTracker
 
-LIMITS = stage_config(
-    "perception", {"input_timeout_ms": 1000.0, "sustained_misses": 10, "recover_frames": 30}
-)
+LIMITS = stage_config("perception", {"input_timeout_ms": 1000.0, "sustained_misses": 10})
 
 
 class Stage:
@@ -115,9 +113,7 @@ def test_given_a_stage_when_this_happens_then_the_rule_holds(rule):
 class HealthMachine(RuleBasedStateMachine):
     """Any history: unknown is never nominal, one miss is never a safe stop, recovery takes its frames."""
 
-    LIMITS = stage_config(
-        "perception", {"input_timeout_ms": 1000.0, "sustained_misses": 3, "recover_frames": 4}
-    )
+    LIMITS = stage_config("perception", {"input_timeout_ms": 1000.0, "sustained_misses": 3})
 
     def __init__(self):
         super().__init__()

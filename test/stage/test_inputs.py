@@ -15,7 +15,7 @@ from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.api.outcome import Outcome
 from torchperf_ros.settings.stage_rules import SyncRule
 from torchperf_ros.stage.inputs import KEPT, MOST_MISSES, InputSync, SyncedInput
-from torchperf_ros.stage.stage import StageInput
+from torchperf_ros.stage.wiring import StageInput
 
 from .conftest import TRIGGER, trigger, wait_until
 

@@ -393,7 +393,7 @@ def test_given_memory_in_use_then_tiers_are_left_out_one_by_one_and_come_back_wi
     guard, alone = MemoryGuard(), MemoryGuard()
     found = []
     for share in used:
-        guard.update(share, 0.7, 3)
-        alone.update(share, 0.7, 1)
+        guard.update(share, 3)
+        alone.update(share, 1)
         found.append(guard.left_out)
     assert (found, guard.tight, alone.left_out) == (left_out, tight, 0)

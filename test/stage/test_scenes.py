@@ -320,7 +320,7 @@ SCENES = {
     "scene.parking.topic": "scene",
     "options": {"tiers": ["full", "fast", "far", "round"]},
     "adapter": "NamesScenes",
-    "situation_timeout_ms": 600_000.0,
+    "input_timeout_ms": 600_000.0,
 }
 
 

@@ -13,7 +13,7 @@ from .conftest import trigger, wait_until
 
 @pytest.fixture(scope="module")
 def running(start_stage):
-    return start_stage(backup="none", adapter="Plain", sustained_misses=5, recover_frames=4)
+    return start_stage(backup="none", adapter="Plain", sustained_misses=5)
 
 
 @pytest.fixture
@@ -210,15 +210,14 @@ def test_given_memory_that_runs_short_when_frames_come_then_lower_tiers_answer_a
     stage = start_own_stage(adapter="Plain", backup="none")
     assert stage.ask().tier == 0
     for _ in range(3):
-        stage.actor.limit_memory(0.8, 0.7, "the most is worker 0's")
+        stage.actor.limit_memory(0.8, "the most is worker 0's")
     assert stage.ask().tier == 1
     stage.wait_for(lambda: stage.anomalies, "it is told")
     (told,) = stage.anomalies
     assert told.message.startswith(
-        "memory is short: 80% of the limit is in use, memory_share is 70%; the most is worker 0's; lower"
-        " tiers run"
+        "memory is short: 80% of the limit is in use, 70% may be; the most is worker 0's; lower tiers run"
     )
     with pytest.raises(ConfigError, match="short of memory"):
         stage.actor.pool.rolling_update.swap("full", "new.pt2")
-    stage.actor.limit_memory(0.1, 0.7)
+    stage.actor.limit_memory(0.1)
     assert not stage.actor.memory.tight

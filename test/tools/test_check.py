@@ -70,6 +70,11 @@ class Computes(torch.nn.Module):
         self.forward = function
 
 
+def detected(image):
+    """Boxes of what is bright: their number follows from the frame."""
+    return {"boxes": (image[0, 0] > image.mean() - 1).nonzero(), "scores": image[image > image.mean() - 1]}
+
+
 def raise_(error):
     raise error
 
@@ -258,6 +263,25 @@ def check(kind, monkeypatch, tiers=()):
     checked = AdapterCheck(f"{__name__}:{kind.__name__}", {}, tiers, "cpu", None)
     found = list(checked.run())
     return not checked.failed, found, checked
+
+
+Detecting = models(
+    "Detecting", lambda: Computes(detected), example_inputs=lambda self, tier: (torch.rand(1, 3, 480, 640),)
+)
+Changing = models(
+    "Changing",
+    lambda: Computes(lambda image: image.sub_(0.5).mean()),
+    example_inputs=lambda self, tier: (torch.rand(1, 3, 480, 640),),
+)
+
+
+@pytest.mark.parametrize("kind", [Detecting, Changing])
+def test_given_a_number_of_boxes_that_varies_or_inputs_that_are_written_to_then_all_is_well(
+    monkeypatch, kind
+):
+    good, found, _ = check(kind, monkeypatch, tiers=("full",))
+    assert good, found
+    assert {finding.ok for finding in found} == {True}
 
 
 @pytest.mark.parametrize("kind", [Good, Marking])  # a marker without a texture has none that could be wrong

@@ -1,7 +1,6 @@
 """Tuning with real processes: `tune_adapters.TinyAdapter` in them crashes, hangs and lies where its options say so."""
 
 import contextlib
-import gc
 import importlib.util
 import json
 import os
@@ -41,20 +40,13 @@ from torchperf_ros.tools.tune.trial import (
 from torchperf_ros.tools.tune.trial_run import TrialBench
 from torchperf_ros.workers import compile_process
 
+from ..engines.conftest import settled_engines  # noqa: F401
+
 ADAPTER = "tune_adapters:TinyAdapter"
 ROOT = Path(__file__).resolve().parents[2]
 FACTS = Facts("id", cuda=False, machine="here", threads=1, cores=1)
 PATIENCE_MIN = 60.0
 PATIENCE_S = 0.3 * 60.0 * PATIENCE_MIN
-
-
-@pytest.fixture(scope="module", autouse=True)
-def settled_memory():
-    """What was there before is not looked through whenever something is timed."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

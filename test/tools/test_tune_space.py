@@ -199,7 +199,7 @@ def test_given_sizes_that_vary_when_walked_then_buckets_are_tried_and_graphs_are
         bucket_width(facts.ranges, 4),
         bucket_width(facts.ranges, 8),
     }
-    assert any(one.options.dynamic == "never" for one in bucketed)
+    assert all(one.options.dynamic == "auto" for one in bucketed)
 
 
 @pytest.mark.parametrize(

@@ -107,10 +107,9 @@ def test_given_a_checkpoint_of_other_options_when_the_folder_is_named_again_then
     _, asked, _ = pruned
     result = run(*asked, "--seed", "2", "--dry-run")
     assert result.exit_code == 2
-    assert "checkpoint is of other options, weights or labels: --again replaces" in " ".join(
+    assert "checkpoint is of other options, weights or labels: remove it, or name" in " ".join(
         result.output.split()
     )
-    assert run(*asked, "--seed", "2", "--dry-run", "--again").exit_code == 0
 
 
 def test_given_a_training_that_fails_when_its_process_ends_then_the_command_gets_the_error(
@@ -186,8 +185,6 @@ def test_given_a_processor_with_bf16_instructions_or_without_when_trained_then_i
     (tmp_path / "cpuinfo").write_text(f"flags\t\t: {flags}\n")
     asked = ("--dry-run", "-o", tmp_path / "out", "--models", "lidar", "--device", "cpu")
     assert f"lidar fast: 2,000 steps in {precision} on cpu" in run(*asked).output
-    assert "2,000 steps in bf16 on cpu" in run(*asked, "--bf16").output
-    assert "2,000 steps in fp32 on cpu" in run(*asked, "--no-bf16").output
 
 
 @pytest.mark.parametrize(

@@ -217,10 +217,12 @@ def words(found):
     return {stream: text for stream, (_, text, _) in found.items()}
 
 
-def test_given_frames_of_several_streams_when_run_together_then_each_gets_its_own_share_of_one_run(
-    open_node,
-):
-    node = open_node().start()
+@pytest.fixture
+def node(open_node):
+    return open_node().start()
+
+
+def test_given_frames_of_several_streams_when_run_together_then_each_gets_its_own_share_of_one_run(node):
     found = ask_together(node, {2: 1.0, 0: 2.0, 3: 3.0})
     assert words(found) == {2: "right 2.0 1.0", 0: "front 4.0 2.0", 3: "rear 6.0 3.0"}
     assert Nested.runs == [(3, 3)]
@@ -231,8 +233,7 @@ def test_given_frames_of_several_streams_when_run_together_then_each_gets_its_ow
     assert {response.shapes for response in responses} == {b"1x3"}
 
 
-def test_given_frames_of_which_some_fail_when_run_together_then_the_others_are_answered(open_node):
-    node = open_node().start()
+def test_given_frames_of_which_some_fail_when_run_together_then_the_others_are_answered(node):
     found = ask_together(node, {0: -1.0, 1: 7.0, 2: float("nan"), 3: 4.0})
     assert [found[stream][0] for stream in range(4)] == [
         Outcome.BAD_INPUT,
@@ -247,9 +248,8 @@ def test_given_frames_of_which_some_fail_when_run_together_then_the_others_are_a
 
 
 def test_given_inputs_of_other_sizes_and_types_when_asked_together_then_they_run_apart_in_the_order_given(
-    open_node,
+    node,
 ):
-    node = open_node().start()
     found = ask_together(node, {0: 40.0, 1: 1.0, 2: 41.0, 3: 30.0})
     assert Nested.runs == [(2, 4), (1, 3), (1, 3)]
     assert words(found) == {
@@ -261,19 +261,15 @@ def test_given_inputs_of_other_sizes_and_types_when_asked_together_then_they_run
 
 
 def test_given_a_common_run_that_fails_when_asked_together_then_that_is_the_outcome_of_each_and_no_other(
-    open_node,
+    node,
 ):
-    node = open_node().start()
     found = ask_together(node, {0: 1.0, 1: 600.0, 2: 40.0})
     assert [found[stream][0] for stream in range(3)] == [Outcome.ERROR, Outcome.ERROR, Outcome.ON_TIME]
     assert "it is too much" in found[0][1]
     assert words(ask_together(node, {0: 1.0, 2: 2.0}, seq=8)) == {0: "front 2.0 1.0", 2: "right 4.0 2.0"}
 
 
-def test_given_a_frame_that_is_overwritten_when_run_together_then_only_that_one_fails(
-    open_node, monkeypatch
-):
-    node = open_node().start()
+def test_given_a_frame_that_is_overwritten_when_run_together_then_only_that_one_fails(node, monkeypatch):
     run = node.prepared.tiers[0].run
 
     def run_slowly(inputs, leave_ns):

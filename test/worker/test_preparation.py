@@ -3,11 +3,14 @@
 import struct
 
 import pytest
+import torch
 
+from torchperf_ros.api.adapter import open_adapter
 from torchperf_ros.api.errors import BadInput
 from torchperf_ros.api.messages import decode, empty_message, encode
 from torchperf_ros.api.outcome import Outcome
 from torchperf_ros.worker.preparation import TimeLimit
+from torchperf_ros.worker.reports import of_start
 
 from ..stage.conftest import wait_until
 
@@ -52,3 +55,33 @@ def test_given_a_message_that_takes_longer_than_a_hang_when_it_comes_then_its_wo
     good = bytes(encode(empty_message(JOINTS), JOINTS))
     assert stage.ask(data=good).outcome is Outcome.ON_TIME
     assert (stage.pids, pool.restarts) == (pids, 0)
+
+
+def test_given_an_adapter_that_raises_at_the_start_then_the_reason_has_its_line_and_no_calls_that_lead_to_it(
+    tmp_path, monkeypatch
+):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "unlicensed.py").write_text(
+        "from torchperf_ros import Adapter\n"
+        "class Camera(Adapter):\n    build = example_inputs = preprocess = postprocess = print\n"
+        "    def __init__(self, options, device):\n"
+        "        raise RuntimeError('no licence')\n",
+        encoding="utf-8",
+    )
+    with pytest.raises(RuntimeError) as caught:
+        open_adapter("unlicensed:Camera", {}, torch.device("cpu"))
+    error = caught.value.with_traceback(caught.value.__traceback__.tb_next)  # without this test's own call
+    first, *calls = of_start(error, "unlicensed:Camera").splitlines()
+    assert first == "adapter 'unlicensed:Camera': RuntimeError: no licence (unlicensed.py:5)"
+    assert calls[0] == "Traceback (most recent call last):"
+    assert "unlicensed.py" in calls[1]
+    assert not any("torchperf_ros" in line for line in calls)
+
+
+def test_given_an_error_of_no_users_code_at_the_start_then_the_reason_has_every_call():
+    with pytest.raises(AttributeError) as caught:
+        decode(b"", None)
+    error = caught.value.with_traceback(caught.value.__traceback__.tb_next)
+    first, *calls = of_start(error, "mine:Mine").splitlines()
+    assert first.startswith("AttributeError: ")
+    assert any("messages.py" in line for line in calls)

@@ -543,7 +543,7 @@ def test_given_a_frame_that_cannot_be_observed_when_time_has_passed_then_it_is_t
 
 def test_given_a_node_that_is_gone_when_serving_then_the_session_ends(node):
     node.frames.close()
-    node.thread.join(20.0)
+    node.thread.join(60.0)
     assert not node.thread.is_alive()
 
 

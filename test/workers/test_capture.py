@@ -32,6 +32,7 @@ def until_over(stage):
     while capture.state or not capture.last:
         assert time.monotonic() < give_up_at, (capture.state, stage.logs)
         stage.ask()
+        time.sleep(0.01)  # which leaves the workers the processor
         states.update(stage.actor.pool.state(number) for number in range(stage.actor.config.workers))
     return stage.answers[first:], states
 

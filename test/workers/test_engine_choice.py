@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchperf_ros.workers.calibration import Calibration
-from torchperf_ros.workers.engine_choice import choose_engine
+from torchperf_ros.workers.engine_choice import EngineChoice, choose_engine
 
 EAGER = Calibration(10.0, 12.0)
 
@@ -43,3 +43,15 @@ def test_given_any_measurements_when_chosen_then_the_choice_is_never_slower_than
     chosen = measured[choose_engine(measured)]
     assert chosen.median_ms <= eager.median_ms
     assert chosen.p99_ms <= eager.p99_ms * 1.25
+
+
+@given(st.dictionaries(st.text(max_size=3), calibrations), calibrations, st.data())
+def test_given_a_choice_when_some_engines_cannot_run_then_the_best_of_the_others_is_as_if_chosen_from_them(
+    found, eager, data
+):
+    measured = {**found, "eager": eager}
+    timings_ms = {name: [one.median_ms, one.p99_ms] for name, one in measured.items()}
+    choice = EngineChoice(choose_engine(measured), timings_ms)
+    names = {"eager", *data.draw(st.lists(st.sampled_from(sorted(measured))))}
+    expected = choice.engine if choice.engine in names else choose_engine({n: measured[n] for n in names})
+    assert choice.best_of(names) == expected

@@ -323,6 +323,7 @@ def test_given_every_signal_when_it_ends_a_worker_then_the_server_says_which(ser
     for number in set(range(1, signal.NSIG)) - harmless - ignored - {32, 33}:
         pid = ask_for_worker(server)
         os.kill(pid, number)
+        wait_until(lambda: server.exit_code(pid) is not None, lambda: f"the end by signal {number}")  # noqa: B023
         assert server.exit_code(pid) == -number
     assert not server.ended
 

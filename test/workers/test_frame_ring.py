@@ -29,7 +29,7 @@ def plain(inputs):
 
 
 def page_faults():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
 
 
 def test_given_memory_made_ready_when_frames_are_written_then_none_of_them_waits_for_the_kernel():

@@ -55,7 +55,7 @@ def test_given_a_worker_that_cuts_its_memory_off_when_the_node_reads_then_the_no
         print(node.handled)
     """
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=200
     )
     assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
 

@@ -195,7 +195,7 @@ def test_given_another_process_that_builds_when_asked_for_the_same_then_it_waits
         with cache.building(replace(IDENTITY, weights="another")), cache.building(IDENTITY, "choice"):
             pass
         process.kill()
-        assert entered.wait(20.0)
+        assert entered.wait(60.0)
         waiting.join()
 
 

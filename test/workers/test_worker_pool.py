@@ -199,7 +199,7 @@ def test_given_a_model_that_cannot_be_captured_when_started_then_the_next_runs_w
 ):
     setups, start = [], pool_module.WorkerProcess
     monkeypatch.setattr(pool_module, "WorkerProcess", lambda *how: (setups.append(how[1]), start(*how))[1])
-    stage = start_own_stage(adapter="Uncapturable", backup="none", cuda_graphs=True)
+    stage = start_own_stage(adapter="Uncapturable", backup="none", compile_mode="reduce-overhead")
     assert stage.ask().outcome is Outcome.ON_TIME
     (told,) = [text for severity, text in stage.logs if "without CUDA graphs" in text]
     assert "it cannot be captured; the next worker runs without CUDA graphs" in told

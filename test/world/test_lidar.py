@@ -150,6 +150,6 @@ def test_given_a_drive_when_written_then_clouds_are_in_its_log_if_they_were_aske
 
 
 def test_given_no_folder_when_clouds_are_asked_for_then_the_command_says_where_they_would_go():
-    done = CliRunner().invoke(app, ["drive", "--lidar"])
+    done = CliRunner().invoke(app, ["drive", "--sensors", "lidar"])
     assert done.exit_code == 2
-    assert "--lidar: what it sees goes into the log; name a folder with -o" in done.output
+    assert "--sensors lidar: what they see goes into the log; name a folder with -o" in done.output

@@ -318,5 +318,5 @@ def test_given_a_load_when_drawn_then_runs_take_so_much_longer_and_faults_end_th
 
 
 def test_given_a_restart_time_when_nothing_dies_on_the_arm_then_it_is_refused():
-    done = CliRunner().invoke(app, ["drive", "--no-tui", "--arm", "zero", "--restart-ms", "3"])
+    done = CliRunner().invoke(app, ["drive", "--arm", "zero", "--restart-ms", "3"])
     assert (done.exit_code, "--restart-ms: has no effect on the arm zero" in done.output) == (2, True)

@@ -93,7 +93,8 @@ def finished(
     if not options.is_captured:
         return replace(runner, call=call)
     if device.type != "cuda":
-        raise ConfigError(f"parameter cuda_graphs: true is for CUDA; the device here is {device}")
+        what = "compile_mode: reduce-overhead" if options.cuda_graphs else f"engine: {options.engine}"
+        raise ConfigError(f"parameter {what} makes CUDA graphs; the device here is {device}")
     captured = GraphReplay(call, example, record)
     return replace(runner, call=captured, captured=captured)
 
@@ -159,7 +160,7 @@ def _compiled(tier: BuiltTier, options: BuildOptions) -> Call:
     mode = None if options.mode == "default" else options.mode
     if options.cuda_graphs and mode is None:
         mode = "reduce-overhead"
-    dynamic = bool(tier.dims) or options.dynamic == "always"
+    dynamic = bool(tier.dims)
     if dynamic:  # a graph would be captured at the first frame of every new size, while that frame waits
         from torch._inductor import config
 

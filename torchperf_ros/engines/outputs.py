@@ -1,14 +1,17 @@
 """The outputs of a model, of any type: their tensors and plain values, and a description for messages."""
 
+import contextlib
 import copy
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from types import ModuleType
 from typing import Any, Final
 
 import numpy as np
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchperf_ros.api.errors import TorchperfError
 
@@ -146,6 +149,35 @@ def holds_lazy(outputs: Any) -> bool:  # noqa: ANN401 - a model may return anyth
     return any(isinstance(leaf, Iterator) for leaf in pytree.tree_leaves(outputs))
 
 
+class _Values(TorchFunctionMode):
+    """Notes where Python code takes numbers out of tensors. A tensor in an `if` is none: it picks a branch."""
+
+    READS: Final = frozenset({"item", "tolist", "numpy", "__array__", "__int__", "__index__"})
+    found = False
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN204
+        self.found |= getattr(func, "__name__", "") in self.READS
+        return func(*args, **(kwargs or {}))
+
+
+class _Sizes(TorchDispatchMode):
+    """Notes operations whose results have as many elements as their inputs' values say: masks, `nonzero`."""
+
+    found = False
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN204
+        self.found |= torch.Tag.dynamic_output_shape in func.tags
+        return func(*args, **(kwargs or {}))
+
+
+def sizes_follow_values(run: Callable[[], Any]) -> bool:
+    """Whether the sizes of a model's outputs may follow from values, as the number of a detector's boxes does."""
+    # A model may not run while its operations are looked at. What was found until then counts.
+    with contextlib.suppress(Exception), _Values() as values, _Sizes() as sizes:
+        drawn(run())
+    return bool(values.found or sizes.found)
+
+
 def split(outputs: Any, sizes: Sequence[int]) -> list[Any]:  # noqa: ANN401 - a model may return anything
     """The outputs of inputs that were concatenated along dimension 0, each with its own share.
 
@@ -222,14 +254,13 @@ def signature_of(tensor: torch.Tensor) -> str:
 
 def described(value: Any) -> str:  # noqa: ANN401 - a model may return anything
     """What something is, for a message: `a dict with keys 'boxes', 'scores'`."""
-    if isinstance(value, dict):
-        return f"a dict with keys {', '.join(map(repr, value))}"
     if isinstance(value, (tuple, list)):
         return f"a {type(value).__name__} of {len(value)}: {', '.join(map(described, value))}"
     if isinstance(value, torch.Tensor):
         return f"a tensor {signature_of(value)}"
     name = type(value).__name__.replace("__msg__", "/msg/")
-    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
+    keys = f" with keys {', '.join(map(repr, value))}" if isinstance(value, dict) else ""
+    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}{keys}"
 
 
 def layout_of(outputs: Any) -> str:  # noqa: ANN401

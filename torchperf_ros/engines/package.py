@@ -179,7 +179,8 @@ def make_runner(tier: BuiltTier, options: BuildOptions, record: CaptureRecord | 
 def ways_of(tier: BuiltTier, options: BuildOptions) -> tuple[dict[str, BuildOptions], Identity]:
     """The ways to run a model here out of which `auto` chooses, beside eager, by name; and what a choice is kept under.
 
-    On CUDA each of them is also captured as a graph, eager among them.
+    On CUDA each of them is also captured as a graph, eager among them. It depends on a stage's `shapes` and `batch`
+    whether a graph of eager can be used where sizes vary, which is for who loads the choice.
     """
     is_cuda = tier.device.type == "cuda"
     plain = replace(options, cuda_graphs=False) if is_cuda else options
@@ -187,11 +188,11 @@ def ways_of(tier: BuiltTier, options: BuildOptions) -> tuple[dict[str, BuildOpti
     ways = {name: each for name, each in packages.items() if _can(each, tier)}
     library = ", ".join(ENGINES[name].version or name for name in ways)
     if is_cuda:
-        library += ", graphs"
+        library += ", graphs of all sizes"
         captured = {f"{name} cuda_graphs": replace(each, cuda_graphs=True) for name, each in ways.items()}
         ways |= {name: each for name, each in captured.items() if _can(each, tier)}
+        ways[GRAPH] = plain.with_engine(GRAPH)
         if not tier.dims:
-            ways[GRAPH] = plain.with_engine(GRAPH)
             ways[f"compile {GRAPH_MODE}"] = replace(plain.with_engine(OF_PARTS), mode=GRAPH_MODE)
     return ways, identify(tier, options, library)
 

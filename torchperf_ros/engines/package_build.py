@@ -40,7 +40,14 @@ from torchperf_ros.engines.package import (
 )
 from torchperf_ros.engines.parity import check_engine
 from torchperf_ros.engines.stopwatch import no_garbage_collection, time_interleaved
-from torchperf_ros.settings.build_options import AUTO, INT8_STATIC, OF_PARTS, PACKAGE_SUFFIXES, BuildOptions
+from torchperf_ros.settings.build_options import (
+    AUTO,
+    GRAPH,
+    INT8_STATIC,
+    OF_PARTS,
+    PACKAGE_SUFFIXES,
+    BuildOptions,
+)
 from torchperf_ros.workers.engine_choice import EAGER, EngineChoice
 from torchperf_ros.workers.package_cache import PackageCache, open_cache
 from torchperf_ros.workers.package_manifest import (
@@ -285,6 +292,10 @@ class _ChoiceBuild:
             why = "; ".join(f"{name}: {text}" for name, text in choice.left_out.items())
             raise EngineUnavailable(f"no engine can run it: {why}")
         options = self._ways.get(choice.engine)
+        if choice.engine == GRAPH and self._work.tier.dims:
+            # Where a stage's sizes are not known beforehand, the best package runs in the graph's place.
+            packages = [name for name, way in self._ways.items() if way.engine in ENGINES]
+            options = self._ways.get(choice.best_of([EAGER, *packages]))
         if options is None or options.engine not in ENGINES:
             return _Stored("", None, new, choice.words, choice.engine)
         identity = identity_of(self._identity, options.engine)

@@ -97,9 +97,10 @@ class PackageEngine(Engine):
         if options.precision not in able:
             return f"{name} has no precision {options.precision} on {device.type}; it has {', '.join(able)}"
         reasons = {
-            "cannot be captured: cuda_graphs has to be false": options.cuda_graphs and self.distributions,
+            "cannot be captured: compile_mode has to be default": options.cuda_graphs
+            and self.distributions,
             f"takes whole models only; engine {OF_PARTS} takes parts": options.parts,
-            "runs fixed sizes only; dynamic has to be never": dynamic_dims and not self.dynamic,
+            "runs fixed sizes only; shapes has to be exact": dynamic_dims and not self.dynamic,
         }
         return next((f"{name} {why}" for why, holds in reasons.items() if holds), "")
 
@@ -227,9 +228,13 @@ def export(
         ]
         if not scripted:
             raise
-        what = f"module {scripted[0]}" if scripted[0] else "the model"
+        what, who = (
+            (f"module {scripted[0]}", "eager and compile run")
+            if scripted[0]
+            else ("the model", "eager runs")
+        )
         raise EngineUnavailable(
-            f"{what} is scripted or traced (torch.jit): only eager and compile run that; build it plain"
+            f"{what} is scripted or traced (torch.jit): only {who} that; build it plain"
         ) from error
 
 

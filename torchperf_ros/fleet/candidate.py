@@ -21,14 +21,11 @@ CHANGES: Final = (
     "options",
     "engine",
     "compile_mode",
-    "dynamic",
     "precision",
     "channels_last",
-    "cuda_graphs",
     "parts",
     "packages",
     "shapes",
-    "bucket_width",
     "common_shapes",
 )
 _VERSION: Final = "version"

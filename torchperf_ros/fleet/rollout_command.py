@@ -4,8 +4,9 @@ Plans and keys, how a roll-out stands, its next step, and a fleet to try it on.
 """
 
 import hashlib
-import json as json_text
+import json
 import os
+import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -27,8 +28,10 @@ from torchperf_ros.tools.shell import (
     check_outputs,
     console,
     fail,
+    files_by_suffix,
     follow,
     need,
+    outputs_option,
     pairs,
     progress_bars,
     say,
@@ -75,8 +78,6 @@ Folders = Annotated[list[Path] | None, Argument(metavar="DIR...", help="What veh
 Public = Annotated[Path, Option("--key", help="The public key that vehicles trust; not for a .yaml.")]
 Private = Annotated[Path, Option("--key", help="The private key that signs.")]
 Write = Annotated[bool, Option("--write", help="Write the next plan; without it, only say what would be.")]
-Html = Annotated[File, Option(metavar="FILE", help="Write a page with every figure.")]
-Json = Annotated[File, Option("--json", metavar="FILE", help="Write every figure to this file.")]
 _KEY, _PUBLIC = Path("rollout.key"), Path("rollout.key.pub")
 
 
@@ -218,7 +219,7 @@ def _check_usable(plan: "RolloutPlan", path: Path) -> None:
 def _check_gate(file: Path) -> None:
     """End with status 1 where a comparison is not good, a drive hit something, or a benchmark missed a target."""
     try:
-        found = json_text.loads(file.read_text(encoding="utf-8"))
+        found = json.loads(file.read_text(encoding="utf-8"))
         if found.get("kind") == "regress":
             closed = "" if found["status"] == 0 else str(found["verdict"])
         elif "collision" in found:
@@ -245,16 +246,17 @@ def _check_gate(file: Path) -> None:
 @rollout.command(cls=Command)
 def check(
     plan: Plan,
-    vehicle: Annotated[str, Option(help="The vehicle's id.")],
-    fact: Annotated[Texts, Option(metavar="NAME=VALUE", help="Of the vehicle, such as gpu=orin.")] = None,
+    fact: Annotated[
+        list[str], Option(metavar="NAME=VALUE", help="Of the vehicle: vehicle=ID, and such as gpu=orin.")
+    ],
     key: Public = _PUBLIC,
 ) -> None:
     """Say what a vehicle that never had a candidate would do about a plan, and why.
 
-    It is the vehicle's own code that answers. Facts: drive, gpu, memory_gib, torch,
+    It is the vehicle's own code that answers. Facts: vehicle (its id), drive, gpu, memory_gib, torch,
     ros_distro, region.
 
-    Example: torchperf rollout check plan.json --vehicle car-7 --fact gpu=orin
+    Example: torchperf rollout check plan.json --fact vehicle=car-7 --fact gpu=orin
 
     Exit status: 0 if the plan can be followed, with any role of the vehicle, 2 if not.
     """
@@ -263,7 +265,7 @@ def check(
     from torchperf_ros.fleet.plan import utc_now
     from torchperf_ros.fleet.vehicle import SignedFiles, placement_of
 
-    facts = targeting.facts_of({"vehicle": vehicle, **pairs("--fact", fact or (), "=", "NAME=VALUE")})
+    facts = targeting.facts_of({"vehicle": "", **pairs("--fact", fact, "=", "NAME=VALUE")})
     found = _read(plan, key)
     signature.check_time(found, utc_now(), f"plan {plan}")
     # Permissions of the files here say nothing about those on the vehicle.
@@ -277,8 +279,10 @@ def status(
     folders: Annotated[list[Path], Argument(metavar="DIR...", help="What vehicles brought home.")],
     plan: Annotated[Path, Option(help="The plan: .yaml, or signed.")],
     key: Public = _PUBLIC,
-    html: Html = None,
-    json: Json = None,
+    output: Annotated[
+        Files,
+        outputs_option("Write a page with every figure (.html), the figures (.json)."),
+    ] = None,
 ) -> None:
     """Show how a roll-out stands: vehicles, verdicts, roll-backs, and the next step.
 
@@ -286,21 +290,21 @@ def status(
     on each kind of GPU. Look as often as you like: the chance of a false one is 5 %
     for all looks together. Records are found wherever they lie below DIR.
 
-    Example: torchperf rollout status home/ --plan plan.json --html rollout.html
+    Example: torchperf rollout status home/ --plan plan.json -o rollout.html
 
     Exit status: 0 if it may go on or has to wait, 1 if it has to be rolled back, 2
     for input that cannot be used.
     """
-    need(*_LIBRARIES, *(("plotly", "jinja2") if html else ()))
-    check_outputs({"--html": html, "--json": json}, (plan,))
+    files = files_by_suffix(output, ".html", ".json", inputs=(plan,))
+    need(*_LIBRARIES, *(("plotly", "jinja2") if ".html" in files else ()))
     found = _read(plan, key)
     standing, move, brought = _standing(found, folders)
     _show(found, standing, move, brought.left_out)
-    if html:
+    if ".html" in files:
         from torchperf_ros.fleet.status_page import status_page
 
-        html.write_text(status_page(found, standing, move, brought.left_out), encoding="utf-8")
-    if json:
+        files[".html"].write_text(status_page(found, standing, move, brought.left_out), encoding="utf-8")
+    if ".json" in files:
         figures = {
             "plan": found.to_mapping(),
             **standing.to_json(),
@@ -308,7 +312,7 @@ def status(
             "move": move.kind.value,
             "reasons": list(move.reasons),
         }
-        json.write_text(json_text.dumps(figures, indent=1) + "\n", encoding="utf-8")
+        files[".json"].write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     raise typer.Exit(1 if move.kind.value == "rollback" else 0)
 
 
@@ -339,45 +343,47 @@ def advance(
     if move.kind.value != "advance" and (move.hard or not force):
         hint = "" if move.hard else "; --force goes on all the same"
         fail(f"does not advance{hint}", 1)
-    _next(plan, key, write, found, found.advanced)
+    _next(plan, key, found, found.advanced, write=write)
 
 
 @rollout.command(cls=Command)
-def hold(plan: Signed, key: Private = _KEY, write: Write = False) -> None:
+def hold(plan: Signed, key: Private = _KEY) -> None:
     """Write the plan with which no further vehicle begins; those that have, go on.
 
     `advance` ends a hold.
 
-    Example: torchperf rollout hold plan.json --key rollout.key --write
+    Example: torchperf rollout hold plan.json --key rollout.key
 
     Exit status: 0, or 2 for input that cannot be used.
     """
     need(*_LIBRARIES)
     found = _read(plan, key)
-    _next(plan, key, write, found, found.held)
+    _next(plan, key, found, found.held)
 
 
 @rollout.command(cls=Command)
-def rollback(plan: Signed, key: Private = _KEY, write: Write = False) -> None:
+def rollback(plan: Signed, key: Private = _KEY) -> None:
     """Write the plan with which every vehicle goes back, and none takes this version again.
 
     Only a later plan that names the version under `again` brings it back.
 
-    Example: torchperf rollout rollback plan.json --key rollout.key --write
+    Example: torchperf rollout rollback plan.json --key rollout.key
 
     Exit status: 0, or 2 for input that cannot be used.
     """
     need(*_LIBRARIES)
     found = _read(plan, key)
-    _next(plan, key, write, found, found.rolled_back)
+    _next(plan, key, found, found.rolled_back)
 
 
 @rollout.command(cls=Command)
 def simulate(
     plan: Annotated[Path, Argument(help="A plan, .yaml as `new` writes it.")],
     vehicles: Annotated[int, Option(min=10, max=1_000_000, help="How many the fleet has.")] = 10_000,
-    candidate: Annotated[str, Option(help="What it is like; `list` shows them.")] = "worse",
-    by: Annotated[float, Option(min=0.0, max=100.0, help="By how many percent its times differ.")] = 5.0,
+    candidate: Annotated[
+        str,
+        Option(metavar="KIND[=PERCENT]", help="What it is like, and by how much; `list` shows the kinds."),
+    ] = "worse=5",
     runs: Annotated[Files, Option(metavar="RUN", help="Times out of these runs; repeatable.")] = None,
     svg: Annotated[File, Option(metavar="FILE", help="Draw it.")] = None,
 ) -> None:
@@ -398,7 +404,12 @@ def simulate(
     from torchperf_ros.fleet import simulate as play
     from torchperf_ros.fleet.plan import read_plan_file
 
-    if candidate not in play.CANDIDATES:
+    kind, _, percent = candidate.partition("=")
+    if not re.fullmatch(r"|100(\.0*)?|[0-9]{1,2}(\.[0-9]*)?", percent):
+        fail(
+            f"--candidate {candidate!r}: {percent} is not allowed; it has to be 0 to 100 %, such as {kind}=5"
+        )
+    if kind not in play.CANDIDATES:
         known = "; ".join(f"{name}: {text}" for name, text in play.CANDIDATES.items())
         fail(f"--candidate {candidate!r} is not there; there are {known}")
     if plan.suffix not in _YAML:
@@ -414,7 +425,7 @@ def simulate(
             outcomes[name] = play.simulate(
                 one,
                 vehicles,
-                play.SimulatedCandidate(candidate, by / 100.0),
+                play.SimulatedCandidate(kind, float(percent or 5) / 100.0),
                 windows,
                 _SEED,
                 progress=follow(bars, name),
@@ -423,7 +434,7 @@ def simulate(
     console(_PLAIN_WIDTH).print(console_table(heads, rows))
     if svg:
         play.draw_outcomes(
-            outcomes, f"A candidate of kind `{candidate}` on {vehicles:,} vehicles, simulated", svg
+            outcomes, f"A candidate of kind `{kind}` on {vehicles:,} vehicles, simulated", svg
         )
 
 
@@ -481,9 +492,10 @@ def _show(plan: "RolloutPlan", standing: "RolloutStanding", move: "Move", left_o
 def _next(
     path: Path,
     key: Path,
-    write: bool,
     plan: "RolloutPlan",
     change: "Callable[[Any], RolloutPlan]",
+    *,
+    write: bool = True,
 ) -> None:
     """Sign what comes next, and write it, or say what would be written."""
     from torchperf_ros.fleet import signature

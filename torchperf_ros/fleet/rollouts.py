@@ -165,7 +165,7 @@ class Rollouts:
                 what = "the thread that looks after candidates has not ended"
                 self._log(
                     "error",
-                    f"{what} after {_END_S:g} s: it waits for a disk, of the plans or of rollout.folder",
+                    f"{what} after {_END_S:g} s: it waits for a disk, of the plans or of XDG_STATE_HOME",
                 )
         self._thread = None
         for watched in self._watched.values():

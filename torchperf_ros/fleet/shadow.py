@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from torchperf_ros.api.clock import NS_PER_MS
-from torchperf_ros.api.errors import ConfigError, ProtocolError
+from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.api.outcome import IN_TIME, GuardVerdict, Outcome
 from torchperf_ros.fleet.pair_figures import Pair, PairFigures
 from torchperf_ros.settings.config import StageConfig
@@ -255,9 +255,6 @@ class Shadow:
         try:
             received = worker.receive()
         except EOFError:
-            self._drop(worker)
-        except ProtocolError as error:
-            worker.kill(str(error))
             self._drop(worker)
         else:
             if received is not None:

@@ -138,8 +138,7 @@ class PlanSource(Source):
         """
         self._options, self._stage, self._values, self._device = options, stage.name, values, device
         now = options()
-        default = user_folder("XDG_STATE_HOME", ".local/state") / "rollout"
-        folder = Path(now.folder).expanduser() if now.folder else default
+        folder = user_folder("XDG_STATE_HOME", ".local/state") / "rollout"
         self._drive = _drive_id()
         try:
             from torchperf_ros.fleet.vehicle import VehicleRollout
@@ -157,7 +156,7 @@ class PlanSource(Source):
                 stage.name,
             )
         except RolloutStateError as error:
-            raise ConfigError(f"parameter rollout.folder: {error}") from error
+            raise ConfigError(f"parameter {stage.name}.rollout_plan: {error}") from error
         except TorchperfError as error:
             raise ConfigError(f"parameter rollout.key: {error}") from error
         self._folder = Path(stage.rollout_plan).expanduser().parent

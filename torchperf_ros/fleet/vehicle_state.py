@@ -127,7 +127,7 @@ class FolderLock:
             self.release()
             raise RolloutStateError(
                 f"state {folder}: another node uses it, and each would forget what the other one has"
-                " written; give each node a name or namespace of its own, or another rollout.folder"
+                " written; give each node a name or namespace of its own, or another XDG_STATE_HOME"
             ) from error
 
 

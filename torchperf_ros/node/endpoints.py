@@ -20,7 +20,8 @@ from torchperf_ros.node.ring_subscription import Receiver, RingSubscription, Tak
 from torchperf_ros.observe.ros_types import HEARD_QOS, ros_message_class
 from torchperf_ros.stage.frame import Frame
 from torchperf_ros.stage.hooks import Instead
-from torchperf_ros.stage.stage import Stage, StageInput, makers, refuse_one_topic
+from torchperf_ros.stage.stage import Stage
+from torchperf_ros.stage.wiring import StageInput, Wiring
 
 if TYPE_CHECKING:
     from torchperf_ros.observe.recorder.recording import (
@@ -120,7 +121,7 @@ class Endpoints:
         self._node = node
         self._answer_last = answer_last
         self._followers: list[list[StageInput]] = [[] for _ in range(stages)]
-        self._carried: set[str] = set()
+        self._carried: frozenset[str] = frozenset()
         self._subscriptions: list[Subscription] = []
         self._receiver: Receiver | None = None
 
@@ -136,28 +137,23 @@ class Endpoints:
             ConfigError: no topic can be called so, or two stages publish one, or two streams take one.
             UnknownMessageType: a message's package is not installed.
         """
-        made_by = makers(stages, functools.partial(resolved, self._node))
         every = [stage_inputs(self._node, stage) for stage in stages]
-        refuse_one_topic([source for sources in every for source in sources])
-        self._carried = {
-            *made_by,
-            *(source.topic for sources in every for source in sources if source.index >= 0),
-        }
-        triggers = []
-        for index, (stage, sources) in enumerate(zip(stages, every, strict=True)):
+        wiring = Wiring(stages, every, functools.partial(resolved, self._node))
+        self._followers = wiring.followers
+        own = {source.topic for sources in every for source in sources if source.index >= 0}
+        self._carried = wiring.published | own
+        for index, stage in enumerate(stages):
             if (description := stage.pool.description) is not None:
                 kind = ros_message_class(description.output)
                 self.outputs[index] = RawPublisher(
                     self._node.create_publisher(kind, stage.config.output, OUTPUT_QOS)
                 )
-            for source in sources:
-                maker = made_by.get(source.topic, index)
-                if maker != index:
-                    self._followers[maker].append(source)
-                    continue
-                subscription = self._subscribe(source)
-                if taker is not None and source.index == 0:
-                    triggers.append(RingSubscription(self._node, subscription, taker, stage.slot, no_taker))
+        triggers = []
+        for source in wiring.from_topics:
+            subscription = self._subscribe(source)
+            if taker is not None and source.index == 0:
+                slot = source.stage.slot
+                triggers.append(RingSubscription(self._node, subscription, taker, slot, no_taker))
         if triggers:
             self._receiver = Receiver(self._node.context, triggers, self._say_failure)
 

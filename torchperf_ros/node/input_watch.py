@@ -10,7 +10,7 @@ from torchperf_ros.api.alert import Alert, Level
 from torchperf_ros.api.clock import NS_PER_S
 from torchperf_ros.node.endpoints import alike_topics
 from torchperf_ros.stage.frame import USABLE_AGE_MS
-from torchperf_ros.stage.stage import StageInput
+from torchperf_ros.stage.wiring import StageInput
 
 _SILENT_NS: Final = 5 * NS_PER_S
 _MOST_SAID: Final = 8

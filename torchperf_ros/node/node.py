@@ -39,7 +39,8 @@ from torchperf_ros.settings.config import NodeConfig
 from torchperf_ros.stage.frame import Answer
 from torchperf_ros.stage.hooks import StagePorts
 from torchperf_ros.stage.right_of_way import set_right_of_way
-from torchperf_ros.stage.stage import Stage, beside
+from torchperf_ros.stage.stage import Stage
+from torchperf_ros.stage.wiring import beside
 from torchperf_ros.workers import process_setup
 from torchperf_ros.workers.process_setup import keep_freed_memory
 from torchperf_ros.workers.worker_setup import WorkerSetup, worker_setup
@@ -211,11 +212,7 @@ class PerfNode(LifecycleNode):
         self._versions.begin(self._stages, config)
         for stage in self._stages:
             stage.start()
-        self._reporter.report_on(
-            stages=tuple(self._stages),
-            memory_limit_mib=config.memory_limit_mib,
-            memory_share=config.memory_share,
-        )
+        self._reporter.report_on(stages=tuple(self._stages), memory_limit_mib=config.memory_limit_mib)
         self._lifecycle = "configuring"
 
     def _come_up(self, config: NodeConfig) -> bool:

@@ -28,7 +28,8 @@ from torchperf_ros.observe.telemetry.latency_record import LabelledArray, float6
 from torchperf_ros.observe.telemetry.memory import LABELS, MemoryUse, ProportionalMemory, sample_memory
 from torchperf_ros.observe.watch.memory_watch import NODE, MemoryWatch
 from torchperf_ros.observe.watch.stage_signals import COUNTED
-from torchperf_ros.stage.stage import Stage, StageInput
+from torchperf_ros.stage.stage import Stage
+from torchperf_ros.stage.wiring import StageInput
 from torchperf_ros.workers.process_setup import step_back
 
 _EVERY_S = 1.0
@@ -45,7 +46,6 @@ class Sources:
     inputs: tuple[StageInput, ...] = ()  # those from topics
     lane: EmergencyLane | None = None
     memory_limit_mib: int = 0
-    memory_share: float = 1.0
     # What else the node's own status has; `..._warning` is logged, too.
     facts: Mapping[str, str] = field(default_factory=dict)
 
@@ -192,7 +192,7 @@ class Reporter:
         self.alert_publisher.takes_memory = self._memory_watch.suspect()
         for stage in self.sources.stages:
             used_share = memory.used_share(self.sources.memory_limit_mib)
-            stage.limit_memory(used_share, self.sources.memory_share, self.alert_publisher.takes_memory[0])
+            stage.limit_memory(used_share, self.alert_publisher.takes_memory[0])
         return memory
 
     def _statuses(self, healths: Sequence[tuple[Stage, Health]], memory: MemoryUse) -> list[Alert]:

@@ -65,6 +65,8 @@ class CaptureServices:
         name, kind = wanted
         pool = stages[name].pool
         try:
+            if kind == "profile" and stages[name].config.stream:
+                raise ConfigError("its other streams need all workers; ask for one by the service")
             reported = pool.capture.ask(kind, pool.workers, settled_at_ns=now_ns)
         except ConfigError as error:
             ready_ns = [

@@ -11,7 +11,7 @@ from torchperf_ros.api.text import listed
 from torchperf_ros.replay.logs.log_reader import LogError, LogReader, LogTopic
 
 if TYPE_CHECKING:
-    from torchperf_ros.stage.stage import StageInput
+    from torchperf_ros.stage.wiring import StageInput
 
 _COMPRESSED: Final = {"sensor_msgs/msg/Image": "sensor_msgs/msg/CompressedImage"}
 _PERF: Final = ("latency", "latency_stages", "memory", "memory_stats", "anomaly")

@@ -40,7 +40,6 @@ _OF_THE_PLACE = (
     "evidence_dir",
     "evidence_mib",
     "recorder",
-    "record_dir",
     "record_mib",
     "watch",
     "start_timeout_s",

@@ -20,7 +20,8 @@ from torchperf_ros.settings.config import NodeConfig, StageConfig
 from torchperf_ros.stage.frame import Frame
 from torchperf_ros.stage.hooks import StageMachinery, StagePorts
 from torchperf_ros.stage.right_of_way import set_right_of_way
-from torchperf_ros.stage.stage import Stage, StageInput, beside, makers, refuse_one_topic
+from torchperf_ros.stage.stage import Stage
+from torchperf_ros.stage.wiring import StageInput, Wiring, beside
 from torchperf_ros.workers.worker_setup import worker_setup
 
 _POLL_S: Final = 0.005
@@ -116,19 +117,14 @@ class ReplayStages:
         Raises:
             ReplayError: a stage cannot run.
         """
-        made_by = makers(self.actors, absolute)
+        every = []
         for index, actor in enumerate(self.actors):
             self._wait(actor, lambda actor: actor.pool.description is not None)
             assert actor.pool.description is not None
             self._record.types[index] = actor.pool.description.output
-            for number, topic, type_name in actor.inputs:
-                source = StageInput(actor, number, topic, type_name, has_header(type_name))
-                maker = made_by.get(absolute(topic))
-                if maker is not None and maker != index:
-                    self._followers[maker].append(source)
-                else:
-                    self._from_log.append(source)
-        refuse_one_topic(self._from_log, absolute)
+            every.append([StageInput(actor, *one, has_header(one[-1])) for one in actor.inputs])
+        wiring = Wiring(self.actors, every, absolute)
+        self._followers, self._from_log = wiring.followers, wiring.from_topics
         return self._from_log
 
     def connect(self, topics: Mapping[str, str]) -> None:

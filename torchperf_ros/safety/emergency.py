@@ -13,8 +13,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-import numpy as np
-
 from torchperf_ros.api.alert import Alert, Level
 from torchperf_ros.api.cdr import byte_order, header_at
 from torchperf_ros.api.clock import NS_PER_MS, NS_PER_S
@@ -189,17 +187,15 @@ class Emergency:
 
     def __init__(self, options: EmergencyOptions) -> None:
         """Watch nothing before `activate`."""
-        heights_m = options.lowest_m, options.highest_m
-        places = np.reshape(options.mounting, (-1, 4)).tolist()
         self.options = options
         self.sensors = [
             (
                 Sensor(topic, timeout_ms, None, is_trigger=True)
                 if kind == _BUTTON
-                else Sensor(topic, timeout_ms, SensorPoints(kind, tuple(place), heights_m))
+                else Sensor(topic, timeout_ms, SensorPoints(kind, place, options.heights_m))
             )
             for topic, kind, timeout_ms, place in zip(
-                options.sensors, options.types, options.timeouts_ms, places, strict=True
+                options.sensors, options.types, options.timeouts_ms, options.mounting, strict=True
             )
         ]
         self.odometry = Sensor(options.odometry, options.odometry_timeout_ms, None)

@@ -35,7 +35,8 @@ _SIZES_M: Final = (0.01, 10_000.0)  # a size beyond is not that of an object
 _UNKNOWN_SIZE_M: Final = 10.0  # of an object whose size cannot be read
 _FASTEST: Final = 100.0  # m/s; a velocity beyond is no road user's
 _STRAY_NS: Final = NS_PER_S  # a stamp so far ahead of the array's others is no time of its own
-_SURE: Final = 0.5  # standard deviations, by which what drives ahead may be slower than it seems
+_SURE: Final = 0.6  # standard deviations, by which what drives ahead may be slower than it seems
+_MOVES: Final = 0.8  # standard deviations; what seems to move by less stands
 _NO_ARROW = (0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0)
 
 
@@ -355,7 +356,7 @@ def _slower(velocities: Complex, unsure: Floats, ahead: Flags, heading: complex)
     """
     along = (velocities * heading.conjugate()).real
     less = np.where(ahead, np.minimum(_SURE * unsure, np.maximum(along, 0.0)), 0.0)
-    return np.where(np.abs(velocities) > unsure, velocities - less * heading, 0.0)
+    return np.where(np.abs(velocities) > _MOVES * unsure, velocities - less * heading, 0.0)
 
 
 def _in_plane(

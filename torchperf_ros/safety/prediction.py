@@ -23,6 +23,7 @@ Flags = NDArray[np.bool_]
 Indices = NDArray[np.intp]
 
 STANDS = 0.5  # m/s of an obstacle; slower, its direction is noise
+_CERTAIN = 0.8  # standard deviations; a drift counts as far as it exceeds them
 _ALONG = math.cos(math.radians(30.0))  # to the way: such an obstacle drives in a lane of our road
 _ASIDE_M = 20.0  # further off the way, an obstacle is not on our road
 _ON_COURSE = 0.05  # rad between an obstacle's direction and that of its lane: 0.5 m/s aside at 10 m/s
@@ -197,7 +198,7 @@ def along_arc(arc: Arc, seen: Seen) -> Along:
 
 def certain_drift(drift: Floats, seen: Seen) -> Floats:
     """As much of a velocity across a way as is no noise."""
-    return np.copysign(np.maximum(np.abs(drift) - seen.unsure, 0.0), drift)
+    return np.copysign(np.maximum(np.abs(drift) - _CERTAIN * seen.unsure, 0.0), drift)
 
 
 def lefts_of_roads(off: Complex, turned: Floats, bend: float) -> tuple[Floats, Floats, Floats]:

@@ -32,7 +32,6 @@ STATIC_ENGINE = "aoti"
 # The mode of torch.compile that captures CUDA graphs, and takes seconds to compile.
 GRAPH_MODE = "reduce-overhead"
 COMPILE_MODES = ("default", GRAPH_MODE, "max-autotune", "max-autotune-no-cudagraphs")
-DYNAMIC = ("auto", "always", "never")
 # What an engine may lose against eager fp32 of the task's metric, of whose best value is 1.
 #
 # MLPerf Inference takes a quantised detector that keeps 99 % of fp32's mean average precision; this
@@ -59,10 +58,6 @@ def installed(distributions: Iterable[str]) -> str:
     return next((f"{name} {version}" for name in distributions if (version := version_of(name))), "")
 
 
-def installed_engines() -> list[str]:
-    return [name for name in ENGINES if name not in DISTRIBUTIONS or installed(DISTRIBUTIONS[name])]
-
-
 @dataclass(frozen=True)
 class BuildOptions:
     """One way to run a model; what a package is keyed by and what tuning searches.
@@ -70,8 +65,7 @@ class BuildOptions:
     Attributes:
         engine: eager, graph (eager in a CUDA graph), compile (torch.compile), one that runs packages, or auto.
         mode: torch.compile's mode, for engine compile.
-        dynamic: whether sizes may vary, for the compiled engines; auto: where the adapter declares dynamic
-            dimensions.
+        dynamic: whether sizes may vary; auto: where the adapter declares dynamic dimensions; never.
         precision: fp32; tf32 (CUDA matrix products); bf16, fp16 (weights and inputs); int8_weight,
             int8_dynamic (torchao: linear layers' weights, or weights and activations); int8_static
             (convolutions and linear layers, activations by ranges that the adapter's own inputs show; CPU,
@@ -116,7 +110,7 @@ class BuildOptions:
         """A short name for tables: only what is not the default."""
         words = [self.engine]
         words += [self.mode] if self.engine == "compile" and self.mode != "default" else []
-        words += [{"always": "dynamic", "never": "static"}[self.dynamic]] if self.dynamic != "auto" else []
+        words += ["static"] if self.dynamic == "never" else []
         words += [self.precision] if self.precision != "fp32" else []
         words += [name for name in ("channels_last", "cuda_graphs") if getattr(self, name)]
         words += [f"parts {self.parts}"] if self.parts else []

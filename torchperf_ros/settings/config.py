@@ -16,8 +16,8 @@ from torchperf_ros.api.outcome import Fallback
 from torchperf_ros.settings.build_options import (
     AUTO,
     COMPILE_MODES,
-    DYNAMIC,
     ENGINE_CHOICES,
+    GRAPH_MODE,
     INT8_STATIC,
     OF_PARTS,
     PRECISIONS,
@@ -50,7 +50,13 @@ from torchperf_ros.settings.scene_options import (
     parse_scenes,
     scene_parameters,
 )
-from torchperf_ros.settings.shape_options import MOST_SHAPES, POLICIES, ShapeOptions, parse_shapes
+from torchperf_ros.settings.shape_options import (
+    EXACT,
+    MOST_SHAPES,
+    ShapeOptions,
+    parse_policy,
+    parse_shapes,
+)
 from torchperf_ros.settings.stage_rules import (
     BACKUP_ACTIVE,
     ActionRule,
@@ -69,6 +75,7 @@ from torchperf_ros.settings.stream_options import (
 )
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
+_TOPIC = re.compile(r"(~?/)?[A-Za-z_{][\w{}]*(/[A-Za-z_{][\w{}]*)*", re.ASCII)  # {node}: the node's name
 _ROS_PARAMETERS = ("use_sim_time", "start_type_description_service")
 
 # The version that a stage's own parameters make; no candidate is called so.
@@ -115,26 +122,22 @@ class StageConfig:
         choices=ENGINE_CHOICES,
     )
     compile_mode: str = param(
-        "default", "Mode of torch.compile, for engine compile.", choices=COMPILE_MODES
-    )
-    dynamic: str = param(
-        "auto", "Whether compiled sizes may vary; auto: as the adapter declares.", choices=DYNAMIC
+        "default",
+        "Mode of torch.compile, for engine compile; reduce-overhead: any engine replays CUDA graphs.",
+        choices=COMPILE_MODES,
     )
     precision: tuple[str, ...] = param(
         ["fp32"], "Arithmetic of each tier, or one for all.", choices=PRECISIONS
     )
     channels_last: bool = param(False, "Images in memory with channels last.")
-    cuda_graphs: bool = param(False, "Replay CUDA graphs; for sizes that do not vary.")
     parts: str = param("", "Of engine compile what is compiled: '' (all), or PATH,PATH of modules.")
     packages: tuple[str, ...] = param(
         [""], "A .pt2 file of each tier, instead of what the adapter builds; '': none."
     )
     shapes: ShapeOptions = param(
         "dynamic",
-        "Sizes: exact, bucket (rounded up and padded), dynamic.",
-        choices=POLICIES,
+        "Sizes: exact, dynamic, bucket (rounded up to multiples of 32, and padded) or bucket WIDTH.",
         then=(
-            Parameter("bucket_width", 32, "Step of the buckets' sizes.", 1, 65_536),
             Parameter(
                 "common_shapes",
                 [""],
@@ -168,20 +171,22 @@ class StageConfig:
         "best_effort", "QoS reliability of the inputs.", choices=("best_effort", "reliable")
     )
     input_timeout_ms: float = param(
-        1000.0, "Without input for this long, in ms, the stage is WAITING.", 10.0, 600_000.0, live=True
+        1000.0,
+        "Without input for this long, in ms, the stage is WAITING, and a speed or a scene's name unknown.",
+        10.0,
+        600_000.0,
+        live=True,
     )
     sync: tuple[SyncRule, ...] = param(
         [""],
         "Inputs that have to fit the trigger's stamp, lines INPUT slop MS offset MS wait MS; '': none.",
     )
     sustained_misses: int = param(
-        10, "Frames without a fresh answer in a row: a failure.", 1, 100_000, live=True
-    )
-    recover_frames: int = param(
-        30, "Frames in a row on time that lead up by one health state.", 1, 100_000, live=True
-    )
-    window_s: float = param(
-        10.0, "Span of the window that latency and jitter are of, in s.", 1.0, 600.0, live=True
+        10,
+        "Frames without a fresh answer in a row: a failure; three times as many on time lead up again.",
+        1,
+        100_000,
+        live=True,
     )
     scenes: tuple[SceneOptions, ...] = param(
         [""],
@@ -195,9 +200,6 @@ class StageConfig:
     actions: tuple[ActionRule, ...] = param(
         [""], "What follows from alerts, lines ALERT -> ACTION, see docs/watching.md; '': nothing."
     )
-    action_cooldown_s: float = param(
-        2.0, "Time in s after which an alert that goes on leads one step further.", 0.1, 600.0, live=True
-    )
     action_return_s: float = param(
         30.0, "Time in s without the alert after which a step is taken back.", 0.1, 3600.0, live=True
     )
@@ -210,20 +212,10 @@ class StageConfig:
     budget_fast_speed: float = param(
         30.0, "Speed in m/s at which the budget is the shortest.", 1.0, 200.0, live=True
     )
-    budget_near_s: float = param(
-        4.0, "Time to collision in s below which the budget shrinks.", 0.1, 60.0, live=True
-    )
     odometry: str = param(
-        "odom", "Topic of nav_msgs/Odometry, for guard, scenes and budgets; its frame is the plans'."
+        "odom",
+        "Topic of nav_msgs/Odometry, for guard, scenes, budgets and emergency lane; its frame is the plans'.",
     )
-    situation_timeout_ms: float = param(
-        1000.0,
-        "A speed, or a scene's name on a topic, is unknown after so long, in ms.",
-        10.0,
-        600_000.0,
-        live=True,
-    )
-
     candidate: str = param(
         "",
         "YAML file of another version of the stage's model, which gets the same frames; '': none.",
@@ -262,6 +254,11 @@ class StageConfig:
         return topic_of_stream(self.stream, dict(self.topics).get(name, name))
 
     @property
+    def recover_frames(self) -> int:
+        """Frames in a row on time that lead up by one health state."""
+        return 3 * self.sustained_misses
+
+    @property
     def workers(self) -> int:
         return 1 if self.backup == "none" else 2
 
@@ -280,13 +277,15 @@ class StageConfig:
         return (*([(ODOMETRY, self.odometry, "nav_msgs/msg/Odometry")] if by_speed else []), *topics)
 
     def build_options(self, tier: int) -> BuildOptions:
+        # An engine that is made ahead of time has one size, or all; torch.compile one for each common shape.
+        fixed = self.shapes.policy == EXACT and not (self.shapes.common and self.engine != OF_PARTS)
         return BuildOptions(
             self.engine,
             self.compile_mode,
-            self.dynamic,
+            "never" if fixed else "auto",
             self.precision[tier],
             self.channels_last,
-            self.cuda_graphs,
+            self.compile_mode == GRAPH_MODE and self.engine != OF_PARTS,
             self.parts,
         )
 
@@ -326,21 +325,19 @@ class NodeConfig:
     )
     cache_mib: int = param(1024, "Size in MiB from which the oldest packages are removed.", 64, 1 << 20)
     memory_limit_mib: int = param(
-        0, "Memory of the models in MiB; 0: the device's, or this machine's.", 0, 1 << 24
-    )
-    memory_share: float = param(
-        0.7, "Share of that limit from which lower tiers run and nothing is compiled.", 0.05, 1.0
+        0,
+        "Memory of the models in MiB, from 70 % of which lower tiers run and nothing is compiled; 0: the"
+        " device's, or this machine's.",
+        0,
+        1 << 24,
     )
     evidence_dir: str = param(
-        "", "Folder of evidence; empty: torchperf_ros in XDG_STATE_HOME or ~/.local/state."
+        "",
+        "Folder of evidence, and of each node's records below records; empty: torchperf_ros in"
+        " XDG_STATE_HOME or ~/.local/state.",
     )
     evidence_mib: int = param(256, "Size in MiB from which the oldest evidence is removed.", 1, 1 << 20)
     recorder: bool = param(True, "Record in a process beside: records, black box, watch over signals.")
-    record_dir: str = param(
-        "",
-        "Folder of the JSON records; empty: one for each node, below records in"
-        " XDG_STATE_HOME/torchperf_ros.",
-    )
     record_mib: int = param(
         64, "Size in MiB of the JSON records, the oldest go first; 0: none.", 0, 1 << 20
     )
@@ -441,6 +438,11 @@ def stage_config(
     checked = check_all((one for one in stage_parameters(stage) if "." not in one.name), values, f"{name}.")
     require(checked["adapter"], f"{name}.adapter: is empty; it has to be module:Class")
     require(checked["output"], f"{name}.output: is empty; it has to be a topic")
+    require(
+        _TOPIC.fullmatch(checked["output"]),
+        f"{name}.output: {checked['output']!r} is no topic: letters, digits and _, parts divided by /, each"
+        " beginning with no digit",
+    )
     tiers = checked["tiers"]
     once = tiers and all(tiers) and len(set(tiers)) == len(tiers)
     require(once, f"{name}.tiers: {tiers!r} is not allowed; it has to be at least one name, each once")
@@ -479,7 +481,7 @@ def stage_config(
         len(common) <= MOST_SHAPES,
         f"{name}.common_shapes: {len(common)} shapes; at most {MOST_SHAPES} are ready",
     )
-    checked["shapes"] = ShapeOptions(checked["shapes"], checked.pop("bucket_width"), common)
+    checked["shapes"] = ShapeOptions(*parse_policy(checked["shapes"], f"{name}."), common)
     checked["options"] = _json_object(checked["options"], f"{name}.options")
     checked["topics"] = parse_topics(name, checked["topics"])
     checked["streams"] = tuple(given_streams(checked["streams"]))
@@ -521,10 +523,30 @@ _OF_ADAPTER: Final = {"model", "class", "module", "plugin", "weights"}
 _NEAR_MISS = 0.85  # the same of a parameter's; `device_id`, which is no misspelt `device`, is at 0.8
 
 
-# Parameters of earlier versions, and why there is none any more.
+# Parameters of earlier versions, and what to write instead.
 _GONE: Final = {
-    "evidence_count": "the 50 newest incidents are kept, within evidence_mib",
-    "black_box_after_s": "the black box keeps half of black_box_s after an incident",
+    "evidence_count": "the 50 newest incidents are kept, within evidence_mib; remove it",
+    "black_box_after_s": "the black box keeps half of black_box_s after an incident; remove it",
+    "memory_share": "lower tiers run from 70 % of memory_limit_mib; set that one",
+    "record_dir": "records lie in records below evidence_dir; set that one",
+    "rollout.folder": "nodes remember in rollout below XDG_STATE_HOME/torchperf_ros; set that variable",
+    "emergency.odometry": "the lane takes the last stage's odometry; set STAGE.odometry",
+    "emergency.lowest_m": "heights_m has both; write emergency.heights_m: [LOWEST, HIGHEST]",
+    "emergency.highest_m": "heights_m has both; write emergency.heights_m: [LOWEST, HIGHEST]",
+    "emergency.types": "a sensor is one line; write emergency.sensors: ['TOPIC TYPE']",
+    "emergency.mounting": "a sensor is one line; write emergency.sensors: ['TOPIC TYPE x M y M z M yaw RAD']",
+    "emergency.timeouts_ms": "a sensor is one line; write emergency.sensors: ['TOPIC TYPE timeout MS']",
+}
+_GONE_OF_STAGE: Final = {
+    "worker": "each worker is a process of its own; remove it",
+    "dynamic": "shapes says which sizes vary; write shapes: exact where none does",
+    "bucket_width": "shapes says it; write shapes: bucket WIDTH",
+    "cuda_graphs": "compile_mode says it for every engine; write compile_mode: reduce-overhead",
+    "recover_frames": "it is three times sustained_misses; set that one",
+    "window_s": "latency and jitter are of the last 10 s; remove it",
+    "action_cooldown_s": "an alert that goes on leads one step further after 2 s; remove it",
+    "budget_near_s": "the budget shrinks below 4 s to a collision; remove it",
+    "situation_timeout_ms": "a situation is unknown after input_timeout_ms; set that one",
 }
 
 
@@ -554,9 +576,8 @@ def refuse_unknown(values: Mapping[str, Any], stages: Sequence[str]) -> dict[str
         require(
             not moved, f"{name}: is vehicle.{word} now, which guard and emergency lane share; set that one"
         )
-        require(name not in _GONE, f"{name}: is gone, as {_GONE.get(name)}; remove it")
-        gone = rest == "worker" and stage not in groups
-        require(not gone, f"{name}: is gone, as each worker is a process of its own; remove it")
+        gone = _GONE_OF_STAGE.get(rest.rpartition(".")[2]) if stage in stages else _GONE.get(name)
+        require(not gone, f"{name}: is gone, as {gone}")
         if is_of_scene(stage, rest, values.get(f"{stage}.scenes")):
             continue
         if is_of_stream(stage, rest, values.get(f"{stage}.streams")):
@@ -583,7 +604,7 @@ def refuse_unknown(values: Mapping[str, Any], stages: Sequence[str]) -> dict[str
         foreign[name] = named[0]
     given = {name.partition(".")[0]: name for name in values if "." in name}
     if idle := given.keys() - {*stages, "qos_overrides", *groups}:
-        for stage in [stage for stage in stages if stage not in given]:
+        for stage in [stage for stage in stages if stage not in given and _NAME.fullmatch(stage)]:
             if close := difflib.get_close_matches(stage, sorted(idle), 1, _NEARLY):
                 why = f"stage {close[0]} is none of the stages that run, {', '.join(stages)}"
                 raise ConfigError(
@@ -623,7 +644,7 @@ def node_config(values: Mapping[str, Any], stages: Mapping[str, Mapping[str, Any
     """
     checked = check_all((one for one in NODE_PARAMETERS if "." not in one.name), values, "")
     vehicle = checked["vehicle"] = vehicle_options(values)
-    checked["emergency"], checked["rollout"] = emergency_options(values, vehicle), rollout_options(values)
+    emergency, checked["rollout"] = emergency_options(values, vehicle), rollout_options(values)
     names, device = checked.pop("stages"), checked["device"]
     once = names and len(set(names)) == len(names)
     require(once, f"stages: {names!r} is not allowed; it has to be at least one name, each once")
@@ -646,8 +667,12 @@ def node_config(values: Mapping[str, Any], stages: Mapping[str, Mapping[str, Any
     outputs = [config.output for config in configs]
     text = f"output: {', '.join(one.name for one in configs)} share an output topic ({', '.join(outputs)})"
     require(len(set(outputs)) == len(outputs), text)
+    last = configs[-1]
     text = f"emergency.sensors: the last stage, {names[-1]}, has streams; the emergency lane watches one output"
-    require(not (checked["emergency"].sensors and configs[-1].stream), text)
+    require(not (emergency.sensors and last.stream), text)
+    text = f"{last.name}.odometry: is empty; it has to be a topic, which the emergency lane takes"
+    require(last.odometry or not emergency.sensors, text)
+    checked["emergency"] = replace(emergency, odometry=last.odometry)
     for config in configs:
         text = (
             f"{config.name}.rollout_plan and {config.name}.candidate are both set; a stage has one of them"

@@ -123,6 +123,31 @@ def one_each(given: Sequence[str], tiers: Sequence[str], name: str) -> tuple[str
     return tuple(given) * (len(tiers) if len(given) == 1 else 1)
 
 
+def numbers_by_word(
+    where: str, given: Sequence[str], spans: Mapping[str, tuple[float, float, str]], form: str
+) -> dict[str, float]:
+    """The numbers in a line such as `slop 40 wait 15`, whose words have a span and a unit each.
+
+    Raises:
+        ConfigError: begins with `where`, names the word, and says what is allowed, or the `form`.
+    """
+    words, numbers = given[::2], given[1::2]
+    require(len(words) == len(numbers), f"{where} is not allowed; {form}")
+    found: dict[str, float] = {}
+    for word, text in zip(words, numbers, strict=True):
+        require(word in spans, f"{where}: {word!r} is not allowed; {form}")
+        require(word not in found, f"{where}: {word} stands there twice")
+        least, most, unit = spans[word]
+        try:
+            found[word] = float(text)
+        except ValueError:
+            found[word] = float("nan")
+        # written so that NaN, which compares false, is refused
+        allowed = f"it has to be from {least:g} to {most:g} {unit}"
+        require(least <= found[word] <= most, f"{where}: {word} {text} is not allowed; {allowed}")
+    return found
+
+
 def require(holds: object, text: str) -> None:
     """Pass where something holds.
 

@@ -16,9 +16,6 @@ class RolloutOptions:
 
     vehicle: str = param("", "Id of the vehicle, which never changes; plans draw by it.")
     key: str = param("", "File of the public key of the plans' owner.")
-    folder: str = param(
-        "", "Each node remembers below this folder; empty: rollout in XDG_STATE_HOME/torchperf_ros."
-    )
     facts: tuple[str, ...] = param(
         [""], "More that plans ask about, NAME=VALUE, such as region=north; '': none.", live=True
     )

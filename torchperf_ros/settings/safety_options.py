@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torchperf_ros.settings.parameter import check_all, declared, param, require
+from torchperf_ros.settings.parameter import check_all, declared, numbers_by_word, param, require
 
 # In the order in which they are judged; what `act` and `shadow` name.
 GUARD_CHECKS = (
@@ -168,38 +168,34 @@ SENSOR_TYPES = {
     "Bool": "std_msgs/msg/Bool",
 }
 _LANE = "emergency."
-_PLACE = 4  # x, y, z and yaw
+_PLACE = ("x", "y", "z", "yaw")
+_TIMEOUT_MS = 300.0
+# What a line says of its sensor after topic and type, in any order, and what each may be.
+_WORDS = {
+    **dict.fromkeys(_PLACE, (-100.0, 100.0, "m")),
+    "yaw": (-100.0, 100.0, "rad"),
+    "timeout": (0.0, 60_000.0, "ms"),
+}
+_FORM = (
+    "it has to be TOPIC TYPE, then x M y M z M yaw RAD (from the reference point on the ground) and"
+    " timeout MS (0: never) where wanted, such as scan LaserScan x 3.5 z 0.5 timeout 150; a type is one of: "
+    + ", ".join(SENSOR_TYPES)
+)
 
 
 @dataclass(frozen=True)
 class EmergencyOptions:
-    """Parameters `emergency.NAME` of the node; per sensor a value of its own, or one for all of them."""
+    """Parameters `emergency.NAME` of the node, and what the lines of `sensors` say."""
 
     vehicle: VehicleOptions
     sensors: tuple[str, ...] = param(
-        [""], "Topics that the emergency lane watches; '': none, the lane is off."
-    )
-    types: tuple[str, ...] = param(
-        ["LaserScan"], "Message type of each of these topics, or one for all.", choices=tuple(SENSOR_TYPES)
-    )
-    mounting: tuple[float, ...] = param(
-        [0.0, 0.0, 0.0, 0.0],
-        "Of each sensor, or for all: x forward, y left, z up from the reference point on the ground, in m;"
-        " yaw in rad.",
-        -100.0,
-        100.0,
-    )
-    timeouts_ms: tuple[float, ...] = param(
-        [300.0],
-        "Without a usable message for this long, in ms, a sensor triggers; of each, or one for all; 0:"
-        " never.",
-        0.0,
-        60_000.0,
+        [""],
+        "Topics that the emergency lane watches, lines TOPIC TYPE x M y M z M yaw RAD timeout MS; '': none,"
+        " the lane is off.",
     )
     start_s: float = param(
         5.0, "A sensor that has sent nothing this long after activation triggers, in s.", 0.1, 600.0
     )
-    odometry: str = param("odom", "Topic of the vehicle's own motion, nav_msgs/Odometry.")
     odometry_timeout_ms: float = param(
         300.0, "Without odometry for so long, in ms, the lane triggers.", 1.0, 60_000.0
     )
@@ -217,10 +213,18 @@ class EmergencyOptions:
         0.2, "How much wider than the vehicle the corridor is on each side, in m.", 0.0, 10.0
     )
     min_length_m: float = param(0.5, "The least length of the corridor in m, at standstill.", 0.0, 100.0)
-    lowest_m: float = param(
-        0.2, "Points of a cloud below this height above ground, in m, do not count.", -10.0, 10.0
+    heights_m: tuple[float, float] = param(
+        [0.2, 2.5],
+        "Points of a cloud count from the first to the second height above ground, in m.",
+        -10.0,
+        100.0,
     )
-    highest_m: float = param(2.5, "Points of a cloud above this height, in m, do not count.", -10.0, 100.0)
+    # Of the last stage: the topic of the vehicle's own motion.
+    odometry: str = "odom"
+    # Of each sensor: its type; x, y, z and yaw from the reference point on the ground; the longest silence.
+    types: tuple[str, ...] = ()
+    mounting: tuple[tuple[float, float, float, float], ...] = ()
+    timeouts_ms: tuple[float, ...] = ()
 
 
 def emergency_options(values: Mapping[str, Any], vehicle: VehicleOptions | None = None) -> EmergencyOptions:
@@ -232,22 +236,25 @@ def emergency_options(values: Mapping[str, Any], vehicle: VehicleOptions | None 
         ConfigError: names the parameter, the value, and what is allowed.
     """
     found = check_all(declared(EmergencyOptions), values, "", _LANE)
-    sensors = found["sensors"] = [topic for topic in found["sensors"] if topic]
-    count = len(sensors)
-    for name, holds, allowed in (
-        ("sensors", len(set(sensors)) == count, "each topic once"),
-        ("odometry", found["odometry"] or not sensors, "a topic"),
-        ("lowest_m", found["lowest_m"] < found["highest_m"], f"below highest_m {found['highest_m']}"),
-    ):
-        require(holds, f"{_LANE}{name}: {found[name]!r} is not allowed; it has to be {allowed}")
-    for name, size in (("types", 1), ("mounting", _PLACE), ("timeouts_ms", 1)):
-        given, one = found[name], f"{size} values" if size > 1 else "1 value"
-        text = (
-            f"{given!r} is not allowed; it has to be {one} for all, or {count * size} for {count} sensors"
-        )
-        require(len(given) in {size, size * count}, f"{_LANE}{name}: {text}")
-        found[name] = given if len(given) == size * count else given * count
-    plain: dict[str, Any] = {
-        key: tuple(one) if isinstance(one, list) else one for key, one in found.items()
-    }
-    return EmergencyOptions(vehicle=vehicle or vehicle_options(values), **plain)
+    lines = [line.split() for line in found["sensors"] if line.strip()]
+    topics, types = [line[0] for line in lines], [(*line, "LaserScan")[1] for line in lines]
+    for topic in topics:
+        where = f"{_LANE}sensors: {topic} stands in {topics.count(topic)} lines"
+        require(topics.count(topic) == 1, f"{where}; each topic may have one")
+    numbers = []
+    for line, kind in zip(lines, types, strict=True):
+        where = f"{_LANE}sensors: {' '.join(line)!r}"
+        require(kind in SENSOR_TYPES, f"{where}: {kind!r} is not allowed; {_FORM}")
+        numbers.append(numbers_by_word(where, line[2:], _WORDS, _FORM))
+    heights_m = found["heights_m"]
+    require(
+        len(heights_m) == 2 and heights_m[0] < heights_m[1],  # noqa: PLR2004 - from, to
+        f"{_LANE}heights_m: {heights_m} is not allowed; it has to be two heights, the lower one first",
+    )
+    return EmergencyOptions(
+        vehicle=vehicle or vehicle_options(values),
+        types=tuple(types),
+        mounting=tuple(tuple(one.get(word, 0.0) for word in _PLACE) for one in numbers),  # type: ignore[misc]
+        timeouts_ms=tuple(one.get("timeout", _TIMEOUT_MS) for one in numbers),
+        **found | {"sensors": tuple(topics), "heights_m": tuple(heights_m)},
+    )

@@ -4,8 +4,8 @@ import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import TypeAlias
 
 from torchperf_ros.api.errors import AdapterError, ConfigError
 
@@ -13,7 +13,9 @@ Shape: TypeAlias = tuple[int, ...]
 # One shape per input of a model.
 Shapes: TypeAlias = tuple[Shape, ...]
 
-POLICIES = ("exact", "bucket", "dynamic")
+EXACT, BUCKET = "exact", "bucket"
+POLICIES = (EXACT, BUCKET, "dynamic")
+_WIDEST = 65_536
 # Of a tier: each is compiled and warmed up before the first frame, and may keep a buffer.
 MOST_SHAPES = 256
 
@@ -32,19 +34,9 @@ class ShapeOptions:
         common: shapes that are prepared as they are under every policy; one shape per input each.
     """
 
-    policy: str = "exact"
+    policy: str = EXACT
     bucket_width: int = 32
     common: tuple[Shapes, ...] = ()
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON: the worker's setup, a package's manifest."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "ShapeOptions":
-        """What `as_dict` gave, after JSON has made lists of its tuples."""
-        common = tuple(tuple(tuple(shape) for shape in shapes) for shapes in values.get("common", ()))
-        return cls(**{**values, "common": common})
 
     def check_inputs(self, example: Shapes) -> None:
         """Compare the common shapes with the model's inputs.
@@ -58,6 +50,22 @@ class ShapeOptions:
                     f"parameter common_shapes: {format_shapes(shapes)!r} does not fit the model's inputs;"
                     f" it has to be like {format_shapes(example)!r}"
                 )
+
+
+def parse_policy(text: str, prefix: str = "") -> tuple[str, int]:
+    """The policy in "exact", "dynamic", "bucket" or "bucket 64", and the width of its buckets.
+
+    Raises:
+        ConfigError: names the text and what is allowed.
+    """
+    policy, _, width = text.partition(" ")
+    given = int(width) if policy == BUCKET and re.fullmatch(r"[1-9][0-9]{0,5}", width) else 0
+    if policy not in POLICIES or (width and not 1 <= given <= _WIDEST):
+        raise ConfigError(
+            f"parameter {prefix}shapes: {text!r} is not allowed; it has to be one of: {', '.join(POLICIES)}, or"
+            f" bucket WIDTH, a width from 1 to {_WIDEST}, such as bucket 64"
+        )
+    return policy, given or ShapeOptions.bucket_width
 
 
 def parse_shapes(text: str, prefix: str = "") -> Shapes:
@@ -151,7 +159,7 @@ def bucket_shapes(example: Shapes, axes: Sequence[Axis], width: int) -> tuple[Sh
     if (count := bucket_count(ranges, width)) > MOST_SHAPES:
         enough = bucket_width(ranges, MOST_SHAPES)
         raise ConfigError(
-            f"parameter bucket_width: {width} makes {count} buckets of {'; '.join(map(str, axes))}; at most"
+            f"parameter shapes: bucket {width} makes {count} buckets of {'; '.join(map(str, axes))}; at most"
             f" {MOST_SHAPES} are prepared: {enough} makes {bucket_count(ranges, enough)}, or use the policy"
             " dynamic"
         )

@@ -6,7 +6,7 @@ What follows from an alert, and which inputs belong to a trigger.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchperf_ros.settings.parameter import require
+from torchperf_ros.settings.parameter import numbers_by_word, require
 
 LOWER_TIER, LOWER_RATE, SCENE, BACKUP_ACTIVE, OFF = (
     "lower_tier",
@@ -134,8 +134,12 @@ def alert_kind(name: str) -> str:
 
 
 _MOST_MS = 60_000.0
-# What a line says of its input after its name, in any order, and the least that each may be.
-_WORDS = {"slop": 0.0, "offset": -_MOST_MS, "wait": 0.0}
+# What a line says of its input after its name, in any order, and what each may be.
+_WORDS = {
+    "slop": (0.0, _MOST_MS, "ms"),
+    "offset": (-_MOST_MS, _MOST_MS, "ms"),
+    "wait": (0.0, _MOST_MS, "ms"),
+}
 _FORM = (
     "it has to be INPUT slop MS, then offset MS and wait MS where wanted, such as cloud slop 40 offset 0"
     " wait 15"
@@ -205,19 +209,7 @@ def check_sync(stage: str, rules: Sequence[SyncRule], inputs: Sequence[tuple[str
 
 def _parse_rule(where: str, line: str, budget_ms: float) -> SyncRule:
     topic, *rest = line.split()
-    words, numbers = rest[::2], rest[1::2]
-    require(len(words) == len(numbers), f"{where} is not allowed; {_FORM}")
-    given: dict[str, float] = {}
-    for word, text in zip(words, numbers, strict=True):
-        require(word in _WORDS, f"{where}: {word!r} is not allowed; {_FORM}")
-        require(word not in given, f"{where}: {word} stands there twice")
-        given[word] = _number(text)
-        # written so that NaN, which compares false, is refused
-        allowed = _WORDS[word] <= given[word] <= _MOST_MS
-        require(
-            allowed,
-            f"{where}: {word} {text} is not allowed; it has to be from {_WORDS[word]:g} to {_MOST_MS:g} ms",
-        )
+    given = numbers_by_word(where, rest, _WORDS, _FORM)
     require("slop" in given, f"{where} is not allowed; {_FORM}")
     rule = SyncRule(topic, **{f"{word}_ms": value for word, value in given.items()})
     text = (
@@ -226,10 +218,3 @@ def _parse_rule(where: str, line: str, budget_ms: float) -> SyncRule:
     )
     require(rule.wait_ms < budget_ms, text)
     return rule
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return float("nan")

@@ -21,10 +21,7 @@ OF_STREAM: Final = frozenset(
         "input_timeout_ms",
         "sync",
         "sustained_misses",
-        "recover_frames",
-        "window_s",
         "actions",
-        "action_cooldown_s",
         "action_return_s",
     }
 )

@@ -23,6 +23,7 @@ _OF_ALL = ("machine", "node")
 _MOST_DOUBLINGS = 4  # of the time without an alert after which an action is taken back
 _SOON = 2  # times that time: an alert that is back by then has not been over
 _MOST_WAITING = 256
+_COOLDOWN_S = 2.0  # an alert that goes on leads one step further
 _OUTPUT = frozenset({"output", "output frozen", "output empty", "plan refused", "plan unchecked"})
 # Alerts that an action brings about for certain.
 #
@@ -205,7 +206,7 @@ class AlertActions:
         """One rule: a step down, a step back, or neither ("")."""
         if line.found_ns is None:
             return ""
-        cooldown_ns = self.config.action_cooldown_s * NS_PER_S
+        cooldown_ns = _COOLDOWN_S * NS_PER_S
         back_ns = self.config.action_return_s * NS_PER_S * (1 << line.doublings)
         if self._leads_on(line, cooldown_ns):
             again = line.returned_ns is not None and now_ns - line.returned_ns < _SOON * back_ns

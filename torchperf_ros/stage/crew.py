@@ -109,16 +109,14 @@ class Crew:
             return 0
         ladder, times = first.ladder, self.batch_times
         tier = ladder.choose(first.left_ms(now_ns), fresh_ms, now_ns)
-        alone = ladder.forecast(tier)
+        alone, overhead_ms = ladder.forecast(tier), ladder.usual_overhead_ms(tier)
         lefts_ms = [turn.left_ms(now_ns) for turn in turns]
-        size = times.largest(
-            tier, lefts_ms, alone.ms - alone.overhead_ms, alone.overhead_ms, ladder.slowdown
-        )
+        size = times.largest(tier, lefts_ms, alone.ms - alone.overhead_ms, overhead_ms, ladder.slowdown)
         if size == 1 or not worker.run_batch(
             tier, [self._part(worker, turn) for turn in turns[:size]], now_ns
         ):
             return 0
-        expected_ms = times.predicted_ms(tier, size, ladder.slowdown) + size * alone.overhead_ms
+        expected_ms = times.predicted_ms(tier, size, ladder.slowdown) + size * overhead_ms
         for turn in turns[:size]:
             worker.observed[turn.stream] = turn.number
             turn.started(worker, tier, now_ns, expected_ms, turn.ladder.predicted_ms(turn.ladder.last))
@@ -129,9 +127,9 @@ class Crew:
 
     def whole_batch_ms(self, ladder: TierLadder) -> float:
         """What the largest batch takes on the cheapest tier; infinite where none is known."""
-        alone, times = ladder.forecasts[-1], self.batch_times
+        times = self.batch_times
         inference_ms = times.predicted_ms(ladder.last, times.most, ladder.slowdown)
-        return inference_ms + times.most * alone.overhead_ms
+        return inference_ms + times.most * ladder.usual_overhead_ms(ladder.last)
 
     @staticmethod
     def _part(worker: WorkerProcess, turn: Turn) -> RunPart:
@@ -253,7 +251,7 @@ class Crew:
         """
         batch.slowest_ms = max(batch.slowest_ms, 0.0 if math.isnan(inference_ms) else inference_ms)
         if not batch.turns and batch.slowest_ms:
-            beside_ms = batch.size * ladder.forecast(tier).overhead_ms
+            beside_ms = batch.size * ladder.usual_overhead_ms(tier)
             self.batch_times.add(tier, batch.size, max(batch.slowest_ms, took_ms - beside_ms))
 
     def _give(

@@ -1,7 +1,8 @@
 """What can stand in for a missing result: the last good output, and the stop made from it."""
 
 import functools
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from torchperf_ros.api.cdr import header_stamp_ns
 from torchperf_ros.api.clock import NS_PER_MS, NS_PER_S
@@ -10,6 +11,7 @@ from torchperf_ros.api.outcome import Fallback
 from torchperf_ros.safety.stop_output import GoingStop, TimedPath, can_stop
 from torchperf_ros.settings.config import StageConfig
 from torchperf_ros.stage.frame import USABLE_AGE_MS, Frame, usable_age_ms
+from torchperf_ros.stage.turn import Output, Turn, Verdict
 
 _LEAST_STAMPED_BYTES = 12  # of CDR with a header: the encapsulation, and the stamp
 
@@ -63,6 +65,37 @@ class FallbackOutputs:
         is_newer = self._good is None or frame.seq > self._good.frame.seq
         if is_newer and frame.received_ns >= self._not_before_ns:
             self._good = _Made(payload, frame)
+
+    def best(
+        self,
+        config: StageConfig,
+        output_type: str,
+        turn: Turn,
+        verdict: Verdict,
+        *,
+        now_ns: int,
+        ros_now: Callable[[], int],
+    ) -> Output:
+        """The frame's own result, else the backup's, else the first fallback that is available.
+
+        `now_ns` is monotonic time, `ros_now` gives ROS time.
+        """
+        if turn.result is not None:
+            return Output(turn.result.payload, turn.frame, turn.result, None, *verdict)
+        backup = turn.backup_result
+        if backup is None:
+            self.prepare(config, output_type, now_ns, ros_now())
+        fallback = self.choose(config, now_ns, backup=backup is not None)
+        if backup is not None and fallback is Fallback.BACKUP:
+            return Output(backup.payload, turn.frame, backup, fallback, *verdict)
+        return Output(self.payload(fallback), self.frame, None, fallback, *verdict)
+
+    def source_of(self, output: Output, frame: Frame) -> Frame:
+        """The frame for the next stage: with the stamp of the one that a held output comes from."""
+        if output.result is not None:
+            return frame
+        held = self.frame
+        return replace(frame, stamp_ns=0 if held is None else held.stamp_ns)
 
     def prepare(self, config: StageConfig, output_type: str, answer_ns: int, ros_answer_ns: int) -> None:
         """Make the stop output ahead of the deadline, if the answer may come to need it.

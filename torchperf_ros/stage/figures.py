@@ -261,6 +261,8 @@ def budget_bounds_s(budget_ms: float) -> Floats:
 
 # Where a tier is named: none was started for the frame. No tier can be called so.
 NO_TIER = ""
+# Of the window that latency and jitter are of.
+WINDOW_S = 10.0
 
 # Parts of a frame's time, from the mailbox to the worker's last step.
 STEPS = ("wait", "decode", "preprocess", "inference", "postprocess")
@@ -459,15 +461,12 @@ class StageStatistics:
         # of frames, answers and runs, and the raw numbers of the last frames
         self.counters = StageCounters()
         now_ns = clock()
-        self.figures = LatencyFigures(
-            self.counters, config.tiers, config.budget_ms, config.window_s, now_ns
-        )
+        self.figures = LatencyFigures(self.counters, config.tiers, config.budget_ms, WINDOW_S, now_ns)
         self.health = HealthTracker(config, now_ns)  # the state machine
         self._not_stale: Frame | None = None  # the last frame
 
     def reconfigure(self, config: StageConfig) -> None:
         self.health.limits = config
-        self.figures.window_s = config.window_s
 
     def activated(self) -> None:
         self.counters.activated_ns = self._clock()

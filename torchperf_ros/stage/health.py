@@ -99,7 +99,7 @@ class SupersededRule:
 class HealthTracker:
     """STARTING -> WAITING -> NOMINAL -> DEGRADED -> SAFE_STOP and back.
 
-    The parameters `input_timeout_ms`, `sustained_misses` and `recover_frames` say when.
+    The parameters `input_timeout_ms` and `sustained_misses` say when.
     """
 
     def __init__(self, limits: StageConfig, now_ns: int) -> None:

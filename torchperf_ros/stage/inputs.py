@@ -11,13 +11,17 @@ from statistics import median
 from typing import Final, Generic, TypeVar
 
 from torchperf_ros.api.alert import Alert, Level
-from torchperf_ros.api.clock import NS_PER_MS, NS_PER_US
+from torchperf_ros.api.clock import NS_PER_MS, NS_PER_US, Clock
+from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.api.messages import has_header
 from torchperf_ros.api.outcome import Outcome
+from torchperf_ros.safety.stop_output import PATH, can_stop
 from torchperf_ros.settings.config import StageConfig
 from torchperf_ros.settings.stage_rules import SyncRule, check_sync
 from torchperf_ros.stage.frame import Frame, stamp_age_ms
+from torchperf_ros.stage.stage_guard import StageGuard
 from torchperf_ros.stage.turn import Turn
+from torchperf_ros.workers.control import Description
 from torchperf_ros.workers.frame_ring import FrameRing, InputBytes
 
 # Messages of an input that are kept: the last ones received. At 30 Hz they reach back 0.27 s.
@@ -271,13 +275,42 @@ class Inputs:
             receipt.
         sync: which messages of other inputs fit a trigger; None where the latest of each does.
         started: frames that were written so far.
+        has_clock: whether waiting for inputs is measured by a clock of its own.
     """
 
-    def __init__(self, config: StageConfig) -> None:
+    def __init__(self, config: StageConfig, clock: Clock | None = None) -> None:
+        """Nothing has come. `clock` measures waiting for inputs; None: the stage's own clock does."""
+        self._config, self._clock, self.has_clock = config, clock, clock is not None
         self.latest: dict[int, tuple[InputBytes, int]] = {}
         self.started = 0
         has_rules = bool(config.sync)
         self.sync = InputSync[tuple[InputBytes, int]](config.name, config.sync) if has_rules else None
+
+    def wanted(self, description: Description) -> list[tuple[int, str, str]]:
+        """Index, topic and message type of the adapter's inputs, the trigger first, then those of scenes and guard.
+
+        Raises:
+            ConfigError: the stage has a guard and publishes something else than a path, an input cannot be
+                synchronised, or `topics` names none of the adapter's.
+        """
+        config, inputs = self._config, description.inputs
+        if config.guard is not None and not can_stop(description.output):
+            what = f"the stage publishes {description.output}, and a guard checks {PATH}"
+            raise ConfigError(
+                f"parameter {config.name}.guard.act: {what}; leave it empty, and shadow as well"
+            )
+        if self.sync is not None:
+            self.sync.bind(inputs)
+        names = [topic for topic, _ in inputs]
+        if unknown := dict(config.topics).keys() - set(names):
+            what = f"the adapter has no input {min(unknown)}; it has: {', '.join(names)}"
+            raise ConfigError(f"parameter {config.name}.topics: {what}")
+        own = [(index, config.topic_of(topic), kind) for index, (topic, kind) in enumerate(inputs)]
+        return [*own, *config.situation_inputs, *StageGuard.inputs(config)]
+
+    def now_ns(self, now_ns: int) -> int:
+        """The time by the clock that waiting is measured by; `now_ns` is the stage's."""
+        return now_ns if self._clock is None else self._clock()
 
     def take(self, message: InputBytes, received_ns: int, input_ns: int) -> bool:
         """Keep a message of another input; whether a frame may have waited for it.

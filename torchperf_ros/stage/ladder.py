@@ -101,13 +101,17 @@ class TierClock:
         """Whether there are own runs to learn from."""
         return len(self._inference) > 0
 
+    @property
+    def usual_overhead_ms(self) -> float:
+        return self._overhead.quantile(0.5)
+
     def likely_ms(self, slowdown: float, overhead_ms: float) -> float:
         """What one run takes as a rule; the p99 of a calibration is that of whoever was busy beside it.
 
         Without own runs it has the `overhead_ms` of another tier.
         """
         if self.has_run:
-            return self._inference.quantile(0.5) + self._overhead.quantile(0.5)
+            return self._inference.quantile(0.5) + self.usual_overhead_ms
         return self.calibration.median_ms * slowdown + overhead_ms
 
 
@@ -187,6 +191,11 @@ class TierLadder:
         """What a whole run of the tier takes as a rule, rather than at worst."""
         clock = self._clocks[self.tiers.index(tier)]
         return clock.likely_ms(self._slowdown, 0.0 if clock.has_run else self._overhead_ms)
+
+    def usual_overhead_ms(self, tier: int) -> float:
+        """What a run of the tier takes beside inference as a rule: of several frames not each is a bad one."""
+        clock = self._clocks[self.tiers.index(tier)]
+        return clock.usual_overhead_ms if clock.has_run else self.forecast(tier).overhead_ms
 
     def take_over(self, before: "TierLadder") -> None:
         """Go on where another ladder of the stage was in use: the machine is as slow as it was there."""

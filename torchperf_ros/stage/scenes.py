@@ -16,6 +16,7 @@ from torchperf_ros.workers.worker_pool import WorkerPool
 DEFAULT = 0
 # m/s: the active scene holds so much beyond its limits, or noise at a limit would switch each second
 _SPEED_BAND = 0.5
+_NEAR_S = 4.0  # time to collision below which the budget shrinks
 
 
 class _Heard(NamedTuple):
@@ -162,7 +163,7 @@ class SceneChooser:
     def _fresh(self, what: int | str, now_ns: int) -> Any:  # noqa: ANN401 - a number, or a word
         """Its last value, None if that is too old."""
         heard = self._heard.get(what, _NOTHING)
-        return heard.value if now_ns - heard.at_ns <= self.config.situation_timeout_ms * NS_PER_MS else None
+        return heard.value if now_ns - heard.at_ns <= self.config.input_timeout_ms * NS_PER_MS else None
 
     def _holds(self, number: int, now_ns: int) -> bool:
         scene = self.config.scenes[number]
@@ -224,7 +225,7 @@ def situation_budget_ms(
     """The budget of a frame, between `budget_least_ms` and the scene's.
 
     It falls evenly with the speed, from the scene's at rest to `budget_least_ms` at `budget_fast_speed`,
-    and with the time to collision from `budget_near_s` down to 0; the shorter one counts. What is unknown
+    and with the time to collision from 4 s down to 0; the shorter one counts. What is unknown
     shortens nothing.
 
     Args:
@@ -239,6 +240,6 @@ def situation_budget_ms(
         return budget_ms
     room = 1.0 if speed is None else 1.0 - speed / config.budget_fast_speed
     if ttc_s is not None:
-        room = min(room, ttc_s / config.budget_near_s)
+        room = min(room, ttc_s / _NEAR_S)
     wanted_ms = shortest_ms + (budget_ms - shortest_ms) * min(max(room, 0.0), 1.0)
     return min(budget_ms, max(wanted_ms, least_ms))

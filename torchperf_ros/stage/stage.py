@@ -13,16 +13,15 @@ import contextlib
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 
 from torchperf_ros.api.alert import Alert
-from torchperf_ros.api.cdr import header_stamp_ns
 from torchperf_ros.api.clock import NS_PER_MS, NS_PER_S
-from torchperf_ros.api.errors import BadInput, ConfigError
+from torchperf_ros.api.errors import BadInput
 from torchperf_ros.api.outcome import IN_TIME, Fallback, Outcome
 from torchperf_ros.safety.guard import Guard
-from torchperf_ros.safety.stop_output import PATH, can_stop, warm_up_stop
+from torchperf_ros.safety.stop_output import warm_up_stop
 from torchperf_ros.settings.config import BASE, StageConfig
 from torchperf_ros.stage.alert_rules import change_alert
 from torchperf_ros.stage.crew import Crew
@@ -46,7 +45,7 @@ from torchperf_ros.stage.right_of_way import NEVER_NS, Arrivals, RightOfWay
 from torchperf_ros.stage.scenes import DEFAULT, SceneChooser
 from torchperf_ros.stage.stage_guard import GUARD_ODOMETRY, StageGuard
 from torchperf_ros.stage.stage_thread import StageThread
-from torchperf_ros.stage.turn import Output, Turn, Verdict
+from torchperf_ros.stage.turn import Turn, Verdict
 from torchperf_ros.stage.waiter import Alarm, PublishMargin, StageWaiter
 from torchperf_ros.workers.frame_ring import FrameRing, InputBytes
 from torchperf_ros.workers.protocol import Response
@@ -97,7 +96,6 @@ class Stage:
         stream of the stage, whose workers and thread this one shares.
         """
         self.ports, self.clock, self.ros_now = ports, machinery.clock, ros_now
-        self._input_clock = machinery.input_clock
         self.thread: StageThread = StageThread(config, machinery) if beside is None else beside.thread
         self.lock = self.thread.lock
         self.place: int = len(self.thread.stages)
@@ -113,7 +111,7 @@ class Stage:
         self._alerts: deque[Alert] = deque()  # for the stage's thread to publish; any thread appends
         self.limits = TierLimits(config, self.tell, ports.log)
         self.actions, self.memory = self.limits.actions, self.limits.memory
-        self._inputs, self.arrivals = Inputs(config), Arrivals()
+        self._inputs, self.arrivals = Inputs(config, machinery.input_clock), Arrivals()
         self.sync = self._inputs.sync
         self.right_of_way: RightOfWay | None = None
         self.lower: list[Stage] = []
@@ -213,7 +211,7 @@ class Stage:
         )
         frame.scene = scene
         if self.sync is not None:
-            frame.inputs_since_ns = self._input_ns(received_ns)
+            frame.inputs_since_ns = self._inputs.now_ns(received_ns)
         with self.lock:
             frame.seq = self.statistics.counters.frames
             if self.actions.lower_rate and frame.seq & 1 and self.mailbox.waiting is None:
@@ -296,7 +294,7 @@ class Stage:
             turn.held_by = ""
             left_ms = min(left_ms, way.left_ms(now_ns))
         if self.thread.has_streams and not turn.frame.stale:
-            if self.thread.is_too_late(turn, now_ns):
+            if self.model.crew.idle() is None or self.thread.is_too_late(turn, now_ns):
                 return
             if not turn.held_ns and (until_ns := self.thread.gives_way(self, now_ns)):
                 turn.held_ns = until_ns
@@ -352,6 +350,12 @@ class Stage:
         has_frame = self.turn is not None or self.mailbox.waiting is not None
         return has_frame or bool(self._alerts or self._unlogged)
 
+    @property
+    def only_waits(self) -> bool:
+        """Whether nothing has come of the frame in flight, so that only a worker or the time goes on with it."""
+        turn = self.turn
+        return turn is not None and turn.result is None and turn.failure is None
+
     def look(self) -> Verdict | None:
         """Begin what waits, and find out what follows; the verdict where the frame in flight can be answered.
 
@@ -369,7 +373,8 @@ class Stage:
                 # Answers of other streams may have gone out first.
                 self.margin.woke(late_ms)
             self._next(turn, self._answer(turn, verdict))
-        elif turn is not None and (now_ns := self.clock()) >= turn.prepare_ns:
+        elif turn is not None and not turn.prepared and (now_ns := self.clock()) >= turn.prepare_ns:
+            turn.prepared = True
             ros_leave_ns = self.ros_now() + turn.leave_ns - now_ns
             self.fallbacks.prepare(self.config, self.output_type, turn.leave_ns, ros_leave_ns)
         if self._unlogged:
@@ -422,6 +427,8 @@ class Stage:
             return crew.partial(turn, crew.why_late(turn, now_ns))
         if turn.runner is None:
             self._start(turn, now_ns)
+            if turn.runner is None and self._makes_room(turn, now_ns):
+                return crew.partial(turn, crew.why_late(turn, now_ns))
         elif crew.wants_backup(turn, now_ns):
             if blocked := self._blocked(now_ns):
                 turn.held_ns = blocked[0]
@@ -430,6 +437,14 @@ class Stage:
         self.waiter.set(turn.next_event_ns(now_ns))
         return None
 
+    def _makes_room(self, turn: Turn, now_ns: int) -> bool:
+        """Whether a stream's frame that cannot be in time any more is answered now, as a newer one waits for it.
+
+        Else the newer one would begin with what is left of its own time at that deadline, and be late as well.
+        """
+        waits = self.thread.has_streams and self.mailbox.waiting is not None
+        return waits and not turn.frame.stale and self.thread.is_too_late(turn, now_ns)
+
     def _answer(self, turn: Turn, verdict: Verdict) -> Answer:
         """Publish the best there is, hand it on, and record it. Holds no lock."""
         frame, turn.answered = turn.frame, True
@@ -437,12 +452,14 @@ class Stage:
             # Of a stale frame an anytime model gives all its steps, for the frames after it.
             self.ring.answered(frame.seq)
         started_ns = self.clock()
-        output = self._best(turn, verdict, started_ns)
+        output = self.fallbacks.best(
+            self.config, self.output_type, turn, verdict, now_ns=started_ns, ros_now=self.ros_now
+        )
         for check in self.checks:
             output = check(output, started_ns)
         instead = None if output.payload is None else self.ports.publish(output.payload)
         published_ns = self.clock()
-        self.ports.hand_on(output.payload, self._source_of(output, frame))
+        self.ports.hand_on(output.payload, self.fallbacks.source_of(output, frame))
         self.margin.published((published_ns - started_ns) / NS_PER_MS)
         if output.result is not None and output.payload is output.result.payload:
             self.fallbacks.remember(output.payload, frame)
@@ -456,31 +473,9 @@ class Stage:
                 self.ports.anomaly(alert)
         return answer
 
-    def _best(self, turn: Turn, verdict: Verdict, now_ns: int) -> Output:
-        """The frame's own result, else the backup's, else the first fallback that is available."""
-        outcome, reason = verdict
-        if turn.result is not None:
-            return Output(turn.result.payload, turn.frame, turn.result, None, outcome, reason)
-        has_backup = turn.backup_result is not None
-        if not has_backup:
-            self.fallbacks.prepare(self.config, self.output_type, now_ns, self.ros_now())
-        fallback = self.fallbacks.choose(self.config, now_ns, backup=has_backup)
-        if turn.backup_result is not None and fallback is Fallback.BACKUP:
-            payload = turn.backup_result.payload
-            return Output(payload, turn.frame, turn.backup_result, fallback, outcome, reason)
-        payload_instead = self.fallbacks.payload(fallback)
-        return Output(payload_instead, self.fallbacks.frame, None, fallback, outcome, reason)
-
     def _stop_output(self, now_ns: int) -> bytes | None:
         """The stop output, for the guard that has failed; None if there is none."""
         return self.fallbacks.stop(self.config, now_ns, self.ros_now())
-
-    def _source_of(self, output: Output, frame: Frame) -> Frame:
-        """The frame for the next stage: with the stamp of the one that a held output comes from."""
-        if output.result is not None:
-            return frame
-        held = self.fallbacks.frame
-        return replace(frame, stamp_ns=0 if held is None else held.stamp_ns)
 
     def _record(self, turn: Turn, answer: Answer) -> Alert | None:
         alert = self.statistics.answered(answer)
@@ -525,11 +520,14 @@ class Stage:
         worker = crew.may_practise(answered)
         if worker is None or self._blocked(now_ns):
             return
+        room_ms = 0.0  # which matters to a probe of a tier above only
+        if self.ladder.level:
+            room_ms = self.thread.room_ms(now_ns, self.ladder.predicted_ms(self.ladder.last))
         purpose = crew.practise(
             worker,
             answered,
             fresh_ms=self.fresh_ms,
-            room_ms=self.thread.room_ms(now_ns, self.ladder.predicted_ms(self.ladder.last)),
+            room_ms=room_ms,
             way_ms=float("inf") if way is None else way.left_ms(now_ns),
             now_ns=now_ns,
         )
@@ -560,7 +558,7 @@ class Stage:
         received_ns, age_ms = self.clock(), stamp_age_ms(stamp_ns, self.ros_now())
         message = InputBytes(index, stamp_ns, age_ms, data)
         with self.lock:
-            may_wait = self._inputs.take(message, received_ns, self._input_ns(received_ns))
+            may_wait = self._inputs.take(message, received_ns, self._inputs.now_ns(received_ns))
             if may_wait and self.turn is not None and self.turn.inputs_until_ns:
                 self._go_on(self.turn, received_ns)
 
@@ -578,44 +576,16 @@ class Stage:
 
     @property
     def inputs(self) -> list[tuple[int, str, str]]:
-        """Index, topic and message type.
-
-        The adapter's inputs, the trigger first, then those of scenes and guard.
-
-        Empty until a worker has described its adapter.
-
-        Raises:
-            ConfigError: the stage has a guard and publishes something else than a path, an input cannot be
-                synchronised, or `topics` names none of the adapter's.
-        """
-        if self.pool.description is None:
-            return []
-        if self.guard is not None and not can_stop(self.output_type):
-            what = f"the stage publishes {self.output_type}, and a guard checks {PATH}"
-            raise ConfigError(
-                f"parameter {self.config.name}.guard.act: {what}; leave it empty, and shadow as well"
-            )
-        if self.sync is not None:
-            self.sync.bind(self.pool.description.inputs)
-        given, names = dict(self.config.topics), [topic for topic, _ in self.pool.description.inputs]
-        if unknown := given.keys() - set(names):
-            what = f"the adapter has no input {min(unknown)}; it has: {', '.join(names)}"
-            raise ConfigError(f"parameter {self.config.name}.topics: {what}")
-        own = [
-            (index, self.config.topic_of(topic), kind)
-            for index, (topic, kind) in enumerate(self.pool.description.inputs)
-        ]
-        return [*own, *self.config.situation_inputs, *StageGuard.inputs(self.config)]
-
-    def _input_ns(self, now_ns: int) -> int:
-        return now_ns if self._input_clock is None else self._input_clock()
+        """What the stage takes, see `Inputs.wanted`; empty until a worker has described its adapter."""
+        description = self.pool.description
+        return [] if description is None else self._inputs.wanted(description)
 
     def _awaits_inputs(self, turn: Turn, now_ns: int) -> bool:
         """Whether the frame waits for synchronised inputs; sets the timer if it does."""
         cheapest_ms = self.ladder.predicted_ms(self.ladder.last)
-        until_ns = self._inputs.wait_until_ns(turn, now_ns, self._input_ns(now_ns), cheapest_ms)
+        until_ns = self._inputs.wait_until_ns(turn, now_ns, self._inputs.now_ns(now_ns), cheapest_ms)
         if until_ns:
-            self.waiter.set(until_ns if self._input_clock is None else turn.leave_ns)
+            self.waiter.set(turn.leave_ns if self._inputs.has_clock else until_ns)
             return True
         assert self.sync is not None
         while self.sync.news:
@@ -832,12 +802,12 @@ class Stage:
             self.ports.log("warn", f"{self.config.name}: {text}")
             self._alerts.append(change_alert(self.config.name, "model", text))
 
-    def limit_memory(self, used_share: float, share: float, suspect: str = "") -> None:
+    def limit_memory(self, used_share: float, suspect: str = "") -> None:
         """Take a sample of the memory in use, see `TierLimits`.
 
         While it is short, nothing is compiled either.
         """
-        self.limits.sample_memory(self.ladders, used_share, share, suspect)
+        self.limits.sample_memory(self.ladders, used_share, suspect)
         shadow = self.shadow
         for pool in (self.pool,) if shadow is None else (self.pool, shadow.pool):
             pool.rolling_update.may_compile = not self.memory.tight
@@ -851,78 +821,3 @@ class Stage:
         """Have the stage's thread publish an alert; takes the lock."""
         with self.lock:
             self.add_alert(alert)
-
-
-def makers(stages: Sequence[Stage], whole_name: Callable[[str], str]) -> dict[str, int]:
-    """Which of the stages publishes a topic, by the topic's whole name.
-
-    Raises:
-        ConfigError: two stages, or streams, publish one; names both and the topic.
-    """
-    found: dict[str, int] = {}
-    for index, stage in enumerate(stages):
-        topic = whole_name(stage.config.output)
-        other = stages[found.setdefault(topic, index)]
-        if other is not stage:
-            what = f"{other.config.name} and {stage.config.name} both publish {topic}"
-            raise ConfigError(f"parameter {stage.config.name}.output: {what}; each has a topic of its own")
-    return found
-
-
-def refuse_one_topic(inputs: Sequence["StageInput"], whole_name: Callable[[str], str] = str) -> None:
-    """See that no two streams of a stage have one trigger, by the whole names of their topics.
-
-    Raises:
-        ConfigError: two have; names both and the topic.
-    """
-    seen: dict[tuple[str, str], str] = {}
-    for one in inputs:
-        config = one.stage.config
-        if one.index == 0 and config.stream:
-            topic = whole_name(one.topic)
-            other = seen.setdefault((config.stage, topic), config.stream)
-            if other != config.stream:
-                what = f"{other} and {config.stream} both take {topic}; each stream has a topic of its own"
-                raise ConfigError(f"parameter {config.stage}.streams: {what}")
-
-
-def beside(stages: Sequence[Stage], config: StageConfig) -> Stage | None:
-    """Of these the first stream of the stage that this configuration is of; None where it is the first."""
-    return next((one for one in stages if config.stream and one.config.stage == config.stage), None)
-
-
-@dataclass
-class StageInput:
-    """One input of a stage: its topic as resolved, its message type, and whether that has a stamp.
-
-    The index is that of the adapter's inputs; those of scenes and guard have one below 0, see `Stage.hear`.
-    """
-
-    stage: Stage
-    index: int
-    topic: str
-    type_name: str
-    stamped: bool
-
-    def receive(self, data: bytes | memoryview) -> None:
-        """A message from a topic; of a trigger also the part of the stage's slot that holds it."""
-        stamp_ns = header_stamp_ns(data) if self.stamped else 0
-        if self.index == 0:
-            self.stage.offer(data, stamp_ns, stamped=self.stamped)
-        elif self.index < 0:
-            self.stage.hear(self.index, bytes(data), stamp_ns)
-        else:
-            self.stage.offer_latest(self.index, bytes(data), stamp_ns)
-
-    def hand_over(self, data: bytes | None, frame: Frame) -> None:
-        """The output of the stage before, None if it has none for this frame.
-
-        It keeps that frame's stamp.
-        """
-        if self.index == 0:
-            why = "" if data is not None else "the stage before had nothing to hand over"
-            self.stage.offer(data, frame.stamp_ns, stamped=False, upstream=frame, refusal=why)
-        elif data is not None and self.index < 0:
-            self.stage.hear(self.index, data, frame.stamp_ns)
-        elif data is not None:
-            self.stage.offer_latest(self.index, data, frame.stamp_ns)

@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torchperf_ros.api.clock import NS_PER_MS
-from torchperf_ros.api.errors import ProtocolError
 from torchperf_ros.safety.stop_output import warm_up_stop
 from torchperf_ros.settings.config import StageConfig
 from torchperf_ros.stage.alert_rules import change_alert
@@ -165,7 +164,8 @@ class StageThread:
                 for stage in self.stages if self._at is None else (self._at,):
                     stage.lose_frame()
                 with self.lock:
-                    self.waiter.wake()  # for what it had not come to yet
+                    for stage in self.stages:
+                        stage.waiter.wake()  # for what it had not come to yet
 
     def step(self, descriptors: list[int]) -> None:
         """Take what is ready, and do what follows: answer frames, or wait on.
@@ -190,14 +190,21 @@ class StageThread:
             self._at.go_on(turn, verdict)
 
     def _in_order(self) -> "list[Stage]":
-        """The stages that have work, as their frames are to be looked at: high priority and early deadlines first."""
+        """The stages that have work, as their frames are to be looked at: high priority and early deadlines first.
+
+        While no worker is idle, a frame that waits for one is left alone until its alarm rings: on a machine
+        that is too slow, to look at all of them each time would make it slower still.
+        """
         if not self._alarms:
             return self.stages
-        now_ns = self._clock()
-        for alarm in self._alarms:
-            if alarm.at_ns <= now_ns:  # it has rung, as a timer does once
+        now_ns, ringing = self._clock(), []
+        for stage, alarm in zip(self.stages, self._alarms, strict=True):
+            if 0 < alarm.at_ns <= now_ns:  # it has rung, as a timer does once
                 alarm.at_ns = 0
+                ringing.append(stage)
         waiting = [stage for stage in self.stages if stage.has_work]
+        if self.stages[0].model.crew.idle() is None:
+            waiting = [stage for stage in waiting if stage in ringing or not stage.only_waits]
         return sorted(waiting, key=_urgency) if len(waiting) > 1 else waiting
 
     def _receive(self, worker: WorkerProcess) -> None:
@@ -208,9 +215,6 @@ class StageThread:
         try:
             received = worker.receive()
         except EOFError:
-            self._drop(worker)
-        except ProtocolError as error:
-            worker.kill(str(error))
             self._drop(worker)
         else:
             if received is not None:

@@ -92,6 +92,7 @@ class Turn:
     # whether the runner came through it, well or not; only then others get to see it
     survived: bool = False
     answered: bool = False  # it is over; what still comes for it is late
+    prepared: bool = False  # whether fallbacks that take time to make are made
     inputs_until_ns: int = 0
     missing_inputs: int = 0  # see `Answer`
     shapes: bytes = b""  # of the model's inputs, once a worker has described them

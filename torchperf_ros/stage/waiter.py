@@ -35,6 +35,7 @@ class StageWaiter:
 
     Attributes:
         timer: the timer's descriptor; -1 after `close`.
+        at_ns: what the timer is set to; 0: to nothing.
     """
 
     def __init__(self) -> None:
@@ -43,6 +44,7 @@ class StageWaiter:
         self.timer = _check(_libc.timerfd_create(time.CLOCK_MONOTONIC, flags), "timerfd_create")
         self._spec, self._now_spec = _Itimerspec(0, 0, 0, 0), _Itimerspec(0, 0, 0, _AT_ONCE_NS)
         self._workers: dict[int, WorkerProcess] = {}
+        self.at_ns = 0
         self._poll.register(self.timer, select.EPOLLIN)
 
     def wait(self) -> list[int]:
@@ -57,6 +59,7 @@ class StageWaiter:
         if descriptor == self.timer:
             with contextlib.suppress(BlockingIOError):  # it was set anew meanwhile
                 os.read(self.timer, 8)
+                self.at_ns = 0
         return self._workers.get(descriptor)
 
     def set(self, at_ns: int) -> None:
@@ -64,14 +67,19 @@ class StageWaiter:
 
         0: only for workers. The last setting counts.
         """
+        if at_ns == self.at_ns and self.timer >= 0:
+            return
         self._spec[2], self._spec[3] = divmod(at_ns, NS_PER_S)
         _check(_libc.timerfd_settime(self.timer, _ABSOLUTE, self._spec, None), "timerfd_settime")
+        # After the call: a wake-up without the lock in between leaves it too late here at worst, never too early.
+        self.at_ns = at_ns
 
     def wake(self) -> None:
         """Wake up now.
 
         Also without the stage's lock, but then a timer that is being set may come after it.
         """
+        self.at_ns = _AT_ONCE_NS
         _check(_libc.timerfd_settime(self.timer, _ABSOLUTE, self._now_spec, None), "timerfd_settime")
 
     def add(self, worker: WorkerProcess) -> None:
@@ -110,8 +118,9 @@ class Alarm:
 
     def set(self, at_ns: int) -> None:
         """See `StageWaiter.set`; what the other streams have set stands."""
-        self.at_ns = at_ns
-        self.ring_for_the_first()
+        rings_ns, before_ns, self.at_ns = self._waiter.at_ns, self.at_ns, at_ns
+        if not rings_ns or rings_ns == before_ns or 0 < at_ns < rings_ns:
+            self.ring_for_the_first()
 
     def ring_for_the_first(self) -> None:
         """Set the timer to the earliest time that any of the streams wants."""

@@ -42,6 +42,7 @@ from torchperf_ros.engines.outputs import (
     flat_numbers,
     shapes_of,
     signature_of,
+    sizes_follow_values,
     tensors_in,
 )
 from torchperf_ros.engines.parity import depends_on_state, random_inputs, same
@@ -182,7 +183,7 @@ class AdapterCheck:
 
         def run_again() -> None:
             check.check(outputs)
-            check.check(drawn(model(*example)))
+            check.check(_run(model, example))
 
         try:
             model = yield from self._step(f"tier {tier}: build", lambda: build_model(adapter, tier), _size)
@@ -197,9 +198,11 @@ class AdapterCheck:
                 f"tier {tier}: identity", identity, lambda key: f"{key[:8]}, of weights and code"
             )
             outputs = yield from self._step(
-                f"tier {tier}: first run", lambda: drawn(model(*example)), _shapes
+                f"tier {tier}: first run", lambda: _run(model, example), _shapes
             )
-            check = OutputCheck(outputs, fixed_sizes=not adapter.dynamic_dims())
+            fixed_sizes = not adapter.dynamic_dims()
+            of_values = fixed_sizes and sizes_follow_values(lambda: _run(model, example))
+            check = OutputCheck(outputs, fixed_sizes=fixed_sizes, of_values=of_values)
             yield from self._step(f"tier {tier}: second run", run_again, lambda _: "finite")
             for ok, text in _odd_ways(model, kept, example):
                 yield CheckStep(f"tier {tier}: same input", ok, text)
@@ -248,7 +251,7 @@ class AdapterCheck:
             yield CheckStep(f"tier {tier}: preprocess", None if why == _DECLARED else False, text)
 
         def answer() -> int:
-            outputs = drawn(ran.model(*inputs))
+            outputs = _run(ran.model, inputs)
             ran.check.check(outputs)
             return _answer(adapter, outputs, messages)
 
@@ -273,6 +276,11 @@ class _Dropout(TorchFunctionMode):
         return func(*args, **given)
 
 
+def _run(model: torch.nn.Module, inputs: Inputs) -> Any:  # noqa: ANN401 - a model may return anything
+    """A model's outputs; it may write to its inputs, which serve again."""
+    return drawn(model(*(tensor.clone() for tensor in inputs)))
+
+
 def _odd_ways(
     model: torch.nn.Module, kept: KeptState, example: Inputs
 ) -> Iterator[tuple[bool | None, str]]:
@@ -286,15 +294,15 @@ def _odd_ways(
             f"{training[0]} is in training mode after eval(): it changes at every frame, or drops values",
         )
     with _Dropout() as dropout:
-        drawn(model(*example))
+        _run(model, example)
     if dropout.found:
         yield False, f"dropout is active: {dropout.found}; it has to follow self.training"
         return
     kept.restore()
-    first = flat_numbers(drawn(model(*example)))
+    first = flat_numbers(_run(model, example))
     with contextlib.suppress(Exception):  # a model may not take inputs that are drawn
         model(*random_inputs(example, 1))
-    second = drawn(model(*example))
+    second = _run(model, example)
     if same(first, flat_numbers(second)):
         return
     if names := depends_on_state(model, kept, example, second):

@@ -8,7 +8,16 @@ import typer
 from typer import Argument, Option
 
 from torchperf_ros.api.errors import ConfigError
-from torchperf_ros.tools.shell import Command, File, Files, check_outputs, console, fail, need, say
+from torchperf_ros.tools.shell import (
+    Command,
+    Files,
+    console,
+    fail,
+    files_by_suffix,
+    need,
+    outputs_option,
+    say,
+)
 
 if TYPE_CHECKING:
     from torchperf_ros.observe.runs.comparison import Comparison
@@ -27,44 +36,33 @@ _OF_INPUT_FOLDERS: Final = (
     "metadata.yaml",
     "summary.json",
 )
-_STORE: Final = "a baseline is a run's file: keep a copy of it, and name it as BASE"
-# Options that the command no longer has, and what to write instead.
-_GONE: Final = {
-    "--baseline": "a baseline is a run's file: `torchperf compare BASE NEW`",
-    **dict.fromkeys(("--save", "--commit", "--replace", "--list", "--dir"), _STORE),
-    "--min-effect": "`--margin PERCENT` sets the change of p50 and p99 that matters",
-    "--limit": "`--max-miss PERCENT` limits the misses; other figures are in --json",
-    "--skip": "p50, p99, misses, lower tiers and outputs are judged; other figures are in --json",
-    "--confidence": "all verdicts together have a chance of 5 % of a false alarm",
-    "--resamples": "it is fixed at 1,000",
-    "--seed": "it is fixed: the same runs have the same verdict",
-}
 
 
 class CompareCommand(Command):
-    """Takes several files after `--base` or `--new`, which is what a shell makes of `--base a*.parquet`."""
+    """Takes several files after `--new`, which is what a shell makes of `--new a*.parquet`."""
 
     # typer's own copy of click's type
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401
-        """Repeat an option before each of its files; name what replaces an option of older versions."""
+        """Repeat `--new` before each of its files; `--base`, which may stand there, adds nothing."""
         spread: list[str] = []
-        flag = ""
+        is_new = False
         for word in args:
-            name = word.partition("=")[0]
-            if name in _GONE:
-                fail(f"{name}: there is no such option any more; {_GONE[name]}")
-            if word.startswith("-") and word != "-":
-                flag = word if word in {"--base", "--new"} else ""
-            spread += [word] if not flag else [] if word == flag else [flag, word]
+            is_flag = word.startswith("-") and word != "-"
+            is_new = word == "--new" if is_flag else is_new
+            if not is_flag:
+                spread += ["--new", word] if is_new else [word]
+            elif word not in {"--new", "--base"}:
+                spread.append(word)
         return super().parse_args(ctx, spread)
 
 
-def compare(  # noqa: PLR0913, PLR0917 - one for each option
+def compare(
     runs: Annotated[
         Files, Argument(metavar="[BASE NEW]", help="The baseline, and the run to judge.")
     ] = None,
-    base: Annotated[Files, Option(metavar="RUN...", help="Several runs as the baseline.")] = None,
-    new: Annotated[Files, Option(metavar="RUN...", help="Several runs to judge.")] = None,
+    new: Annotated[
+        Files, Option(metavar="RUN...", help="Several runs to judge; all before are the baseline.")
+    ] = None,
     margin: Annotated[
         float | None,
         Option(
@@ -81,9 +79,12 @@ def compare(  # noqa: PLR0913, PLR0917 - one for each option
     strict: Annotated[
         bool, Option("--strict", help="Fail without enough data, or for a stage in one run only.")
     ] = False,
-    markdown: Annotated[File, Option(help="Write the verdict to this file, for a pull request.")] = None,
-    html: Annotated[File, Option(help="Write a page with the distributions to this file.")] = None,
-    json: Annotated[File, Option(help="Write all figures to this file.")] = None,
+    output: Annotated[
+        Files,
+        outputs_option(
+            "Write the verdict (.md), a page with the distributions (.html), all figures (.json).",
+        ),
+    ] = None,
 ) -> None:
     """Judge whether runs are worse than others.
 
@@ -91,28 +92,29 @@ def compare(  # noqa: PLR0913, PLR0917 - one for each option
     with three runs a side also jitter, fallbacks, dropped frames, memory,
     start-up and compile time, which are shown otherwise. A verdict is better,
     worse, equivalent, or not enough data, with the number of frames that would
-    be. A run is what `torchperf replay --json` or `--parquet` wrote, records
+    be. A run is what `torchperf replay -o` wrote (.json, .parquet), records
     (.jsonl), or a log with a node's /perf topics. A baseline is such a file.
 
     What decides, and how often it is wrong: docs/testing.md#comparing-runs.
 
-    Example: torchperf compare main.parquet branch.parquet --max-miss 1 --markdown verdict.md
+    Example: torchperf compare main.parquet branch.parquet --max-miss 1 -o verdict.md
 
-    Example: torchperf compare --base main*.parquet --new branch*.parquet
+    Example: torchperf compare main*.parquet --new branch*.parquet
 
     Exit status: 0 if nothing is worse, 1 if something is or misses are over
     their limit (with --strict also if a run lacks a stage), 2 if the runs cannot
     be compared, 3 if there is not enough data for any metric (with --strict: for
     one).
     """
-    need("scipy", "arch", *(("plotly", "jinja2") if html else ()))
+    sides = _sides(runs or [], new or [])
+    files = files_by_suffix(
+        output, ".md", ".html", ".json", inputs=sides[0] + sides[1], kept=_OF_INPUT_FOLDERS
+    )
+    need("scipy", "arch", *(("plotly", "jinja2") if ".html" in files else ()))
     from torchperf_ros.observe.runs import verdict as text
     from torchperf_ros.observe.runs.comparison import compare as judge
     from torchperf_ros.replay.run_reading import load_run
 
-    sides = _sides(runs or [], base or [], new or [])
-    outputs = {"--markdown": markdown, "--html": html, "--json": json}
-    check_outputs(outputs, sides[0] + sides[1], _OF_INPUT_FOLDERS)
     with console(stderr=True).status("reading") as shown:
         logs = [[load_run(path) for path in side] for side in sides]
         found = judge(
@@ -124,32 +126,30 @@ def compare(  # noqa: PLR0913, PLR0917 - one for each option
         )
     _show(found)
     status = found.status(strict)
-    if markdown:
-        _write("--markdown", markdown, text.markdown(found))
-    if html:
+    if ".md" in files:
+        _write(files[".md"], text.markdown(found))
+    if ".html" in files:
         from torchperf_ros.observe.runs.verdict import verdict_page
 
-        _write("--html", html, verdict_page(found))
-    if json:
-        _write("--json", json, text.to_json(found, status))
+        _write(files[".html"], verdict_page(found))
+    if ".json" in files:
+        _write(files[".json"], text.to_json(found, status))
     raise typer.Exit(status)
 
 
-def _sides(runs: list[Path], base: list[Path], new: list[Path]) -> tuple[list[Path], list[Path]]:
-    if base and new and not runs:
-        return base, new
-    if base or new:
-        fail("name both sides: `compare BASE NEW`, or `compare --base RUN... --new RUN...`")
+def _sides(runs: list[Path], new: list[Path]) -> tuple[list[Path], list[Path]]:
+    if runs and new:
+        return runs, new
     if len(runs) != 2:  # noqa: PLR2004
-        fail("name two runs, `compare BASE NEW`, or several: `--base RUN... --new RUN...`")
+        fail("name two runs, `compare BASE NEW`, or several: `compare BASE... --new NEW...`")
     return runs[:1], runs[1:]
 
 
-def _write(flag: str, path: Path, text: str) -> None:
+def _write(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"{flag} {path}: cannot be written: {error.strerror or error}") from error
+        raise ConfigError(f"-o {path}: cannot be written: {error.strerror or error}") from error
 
 
 def _show(comparison: "Comparison") -> None:

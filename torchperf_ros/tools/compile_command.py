@@ -51,11 +51,11 @@ def compile_tiers(  # noqa: PLR0913, PLR0917 - one for each option
         Path | None, Option(help="A drive, whose frames calibrate int8_static; others are compared.")
     ] = None,
     output: Annotated[
-        Path | None, Option("--output", "-o", help="Write packages here, not into the cache.")
+        shell.Files,
+        shell.outputs_option("Write packages here, not into the cache; FILE.json: every figure."),
     ] = None,
     force: shell.Force = False,
     dry_run: shell.DryRun = False,
-    json_file: shell.JsonFile = None,
 ) -> None:
     """Compile an adapter's tiers ahead of time, so that the node starts from packages.
 
@@ -76,7 +76,8 @@ def compile_tiers(  # noqa: PLR0913, PLR0917 - one for each option
     from torchperf_ros.settings.config import node_config
     from torchperf_ros.settings.params_file import read_params_file
 
-    shell.check_outputs({"--json": json_file})
+    files = shell.files_by_suffix(output, "", ".json")
+    folder, json_file = files.get(""), files.get(".json")
     only = shell.every_word(tiers)
     if (adapter is None) == (params is None):
         raise ConfigError("give what to compile: either an adapter, module:Class, or --params FILE")
@@ -99,15 +100,15 @@ def compile_tiers(  # noqa: PLR0913, PLR0917 - one for each option
         config,
         only,
         {
-            "out": output and str(output),
+            "out": folder and str(folder),
             "force": force,
             "dry_run": dry_run,
             "guessed": params is None and not only,
         },
     )
-    with tempfile.TemporaryDirectory(prefix="torchperf_") as folder:
+    with tempfile.TemporaryDirectory(prefix="torchperf_") as frames:
         for name, job in jobs.items() if log is not None else ():
-            job["frames"] = _frames(job, str(log), str(Path(folder) / f"{name}.safetensors"), shown)
+            job["frames"] = _frames(job, str(log), str(Path(frames) / f"{name}.safetensors"), shown)
         built = [result for name, job in jobs.items() for result in _run(name, job, shown)]
     if json_file is not None:
         json_file.write_text(json.dumps(built, indent=2) + "\n", encoding="utf-8")

@@ -12,6 +12,7 @@ import typer
 from typer import Argument, Option
 
 from torchperf_ros.tools.shell import (
+    Files,
     JsonFile,
     NodeName,
     SvgFile,
@@ -19,9 +20,11 @@ from torchperf_ros.tools.shell import (
     check_outputs,
     console,
     fail,
+    files_by_suffix,
     follow,
     need,
     node_option,
+    outputs_option,
     progress_bars,
 )
 
@@ -210,13 +213,14 @@ def demo(
     sabotage: Annotated[
         bool, Option("--sabotage", help="Make workers stall, hang, raise, die and emit NaN.")
     ] = False,
-    no_tui: Annotated[bool, Option("--no-tui", help="Plain lines instead of the live view.")] = False,
-    json_file: JsonFile = None,
-    svg_file: SvgFile = None,
+    output: Annotated[
+        Files,
+        outputs_option("Write every figure (.json), the last picture (.svg)."),
+    ] = None,
 ) -> None:
     """Drive on this machine: the node, with both reference stages, and a camera.
 
-    A live view shows each stage's health, tier and latency, one column per
+    In a terminal a live view shows each stage's health, tier and latency, one column per
     frame, and what goes wrong. The end is a summary: what was answered, what
     was sabotaged, how the frames that it hit were answered, and what to do next.
 
@@ -230,13 +234,14 @@ def demo(
         fail(
             f"--cameras {cameras}: the drive of a log has the one camera of the log; leave one of the two out"
         )
-    check_outputs({"--json": json_file, "--svg": svg_file})
+    files = files_by_suffix(output, ".json", ".svg")
     with console(stderr=True).status("loading ROS"):
         from torchperf_ros.tools.demo.drive import DemoDrive, DriveError, DriveOptions
 
     shown = console()
-    tui = shown.is_terminal and not no_tui
-    options = DriveOptions(log, cameras, seconds, sabotage, tui, json_file, svg_file)
+    options = DriveOptions(
+        log, cameras, seconds, sabotage, shown.is_terminal, files.get(".json"), files.get(".svg")
+    )
     try:
         status = DemoDrive(options, shown).run()
     except DriveError as error:

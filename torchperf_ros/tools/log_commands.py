@@ -33,11 +33,12 @@ def play(  # noqa: PLR0913, PLR0917 - options of a command line
         bool, Option("--restamp", help="Stamp headers anew: now, or --clock's time.")
     ] = False,
     pause: Annotated[bool, Option("--pause", help="Begin with a pause: nothing goes out yet.")] = False,
-    wait_for_subscribers: Annotated[
-        float, Option(min=0.0, metavar="S", help="Wait for one on each, S at most.")
-    ] = 0.0,
-    wait_for_node: Annotated[
-        shell.Text, shell.node_option("--wait-for-node", "Until ready, 120 s at most.")
+    wait_for: Annotated[
+        shell.Texts,
+        Option(
+            metavar="NODE|S",
+            help="For a node until it is ready, 120 s at most; or S s at most for a subscriber on each.",
+        ),
     ] = None,
 ) -> None:
     """Publish a log's messages onto their topics, as they were recorded.
@@ -62,6 +63,8 @@ def play(  # noqa: PLR0913, PLR0917 - options of a command line
 
     chosen = frozenset(shell.words(",".join(topics or [])))
     names = shell.pairs("--remap", remap or (), ":=", "/A:=/B, the log's topic and its other name")
+    numbers = [text for text in wait_for or () if re.fullmatch(r"[0-9]+(\.[0-9]*)?", text)]
+    nodes = [text for text in wait_for or () if text not in numbers]
     options = PlayOptions(
         rate=rate,
         loop=loop,
@@ -72,8 +75,8 @@ def play(  # noqa: PLR0913, PLR0917 - options of a command line
         clock=clock,
         restamp=restamp,
         paused=pause,
-        subscribers_s=wait_for_subscribers,
-        node=wait_for_node,
+        subscribers_s=max(map(float, numbers), default=0.0),
+        node=shell.node_name(nodes[-1]) if nodes else None,
     )
     with shell.progress_bars() as bars:
         status = publish(

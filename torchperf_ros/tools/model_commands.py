@@ -143,8 +143,10 @@ def tune(  # noqa: PLR0913, PLR0917 - one for each option
         float,
         Option(help="Of measuring what may be the best, and as long eager; at most 2 % of --minutes."),
     ] = 3.0,
-    output: Annotated[shell.File, Option("--output", "-o", help="Write the parameters, as YAML.")] = None,
-    json_file: shell.JsonFile = None,
+    output: Annotated[
+        shell.Files,
+        shell.outputs_option("Write the parameters, as YAML, or every figure (FILE.json)."),
+    ] = None,
     dry_run: shell.DryRun = False,
 ) -> None:
     """Find how your model runs best on this machine, and write it as the node's parameters.
@@ -185,7 +187,8 @@ def tune(  # noqa: PLR0913, PLR0917 - one for each option
     for name, number in numbers.items():
         if not number > 0:
             shell.fail(f"{name} {number:g} is not allowed; it has to be a number above 0")
-    shell.check_outputs({"--output": output, "--json": json_file})
+    files = shell.files_by_suffix(output, "", ".json")
+    shell.check_outputs({"-o": files.get("")}, filter(None, [files.get(".json")]))
     only, names = shell.every_word(engines), shell.every_word(tiers)
     if unknown := [name for name in only if name not in ENGINES]:
         shell.fail(f"--engines {unknown[0]!r} is not allowed; it has to be one of {', '.join(ENGINES)}")
@@ -210,8 +213,8 @@ def tune(  # noqa: PLR0913, PLR0917 - one for each option
         seconds,
         minutes,
         dry_run,
-        output,
-        json_file,
+        files.get(""),
+        files.get(".json"),
         judged,
         log,
     )

@@ -62,25 +62,29 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter for each option
         float | None, Option(min=0.001, metavar="S", help="Seconds to replay; default: all.")
     ] = None,
     output: Annotated[
-        File, Option("--output", "-o", help="Outputs and /perf/*, MCAP; several: a folder.")
+        Files,
+        shell.outputs_option(
+            "Outputs and /perf/*, MCAP (several logs: a folder); FILE.json, FILE.parquet: summary and a"
+            " row for each frame.",
+        ),
     ] = None,
     inputs: Annotated[
         str, Option(metavar="all|none|TOPICS", help="Topics to copy into the MCAP.")
     ] = "none",
-    runs: Annotated[
-        Files, Option("--json", "--parquet", metavar="FILE", help="Summary and a row for each frame.")
-    ] = None,
     dry_run: shell.DryRun = False,
-    parallel: Annotated[int, Option(min=0, help="Several logs: so many at a time here; 0: what fits.")] = 0,
-    scheduler: Annotated[
-        str, Option(metavar="tcp://HOST:PORT", help="Several logs: on a Dask cluster.")
-    ] = "",
+    parallel: Annotated[
+        str,
+        Option(
+            metavar="N|tcp://HOST:PORT",
+            help="Several logs: so many at a time here, 0: what fits; or on a Dask cluster.",
+        ),
+    ] = "0",
 ) -> None:
     """A log through the node's stages: the same workers as live, fed with its bytes.
 
     What comes out: each stage's outcomes and latencies here; outputs and /perf/*
-    on the log's time line with -o; a row for each frame with --json or --parquet,
-    for `torchperf compare` and `torchperf report`.
+    on the log's time line with -o OUT.mcap; a row for each frame with -o RUN.json or
+    RUN.parquet, for `torchperf compare` and `torchperf report`.
 
     A stage's input is the log's topic of the same name, else the only one of its
     type; --map says otherwise. Damage in a log is shown and passed over.
@@ -92,7 +96,7 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter for each option
 
     Examples:
         torchperf replay drive.mcap -o out.mcap
-        torchperf replay drive/ --pace real --params perception.yaml --json run.json
+        torchperf replay drive/ --pace real --params perception.yaml -o run.json
         torchperf replay incident/ --pace virtual --set perception.budget_ms=40
         torchperf replay logs/ --parallel 2 -o results
 
@@ -111,6 +115,8 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter for each option
 
     form = "LOG_TOPIC:=STAGE_TOPIC, for example /camera/front:=image"
     remap = shell.pairs("--map", maps or (), ":=", form, turned=True)
+    named = shell.files_by_suffix(output, "", ".json", ".parquet", inputs=logs, kept=_OF_LOGS)
+    target = named.pop("", None)
     own = shell.pairs("--set", sets or (), "=", "NAME=VALUE, for example perception.budget_ms=40.0")
     options = ReplayOptions(
         params,
@@ -121,21 +127,21 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter for each option
         start,
         duration,
         inputs,
-        output,
+        target,
         {name: parse_value(name, value) for name, value in own.items()},
     )
-    files = runs or []
-    outputs = {"--parquet" if file.suffix == ".parquet" else "--json": file for file in files}
-    if len(outputs) < len(files):
-        raise ConfigError("--json, --parquet: one file of each kind, for example --json run.json")
-    shell.check_outputs(outputs, logs, _OF_LOGS)
+    files = list(named.values())
+    scheduler = "" if parallel.isdecimal() else parallel
     if is_batch(logs):
         from torchperf_ros.replay.batch.batch_tasks import BatchOptions
 
-        batch = BatchOptions(output or Path("replays"), parallel, scheduler)
+        at_once = 0 if scheduler else int(parallel)
+        batch = BatchOptions(target or Path("replays"), at_once, scheduler)
         raise typer.Exit(_many(logs, options, batch, files, dry_run))
     if scheduler:
-        raise ConfigError("--scheduler: is for several logs, or a folder of them; this is one log")
+        raise ConfigError(
+            "--parallel: an address is for several logs, or a folder of them; this is one log"
+        )
     raise typer.Exit(0 if _one(logs[0], options, files, dry_run=dry_run) else _PARTIAL)
 
 
@@ -273,7 +279,7 @@ def _lines(result: "ReplayResult") -> Iterator[str]:
             more = f" and {len(seqs) - 1:,} more" if len(seqs) > 1 else ""
             yield f"{stage.name} frame {seqs[0]}{more}: {reason}"
         if left := sum(len(seqs) for seqs in list(frames.values())[_WORST:]):
-            yield f"{stage.name}: {left:,} more for other reasons, see --json"
+            yield f"{stage.name}: {left:,} more for other reasons, see -o RUN.json"
     if result.anomalies:
         count = len(result.anomalies)
         yield (

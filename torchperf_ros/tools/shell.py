@@ -48,12 +48,61 @@ def _flowing(text: str | None, *, wide: bool) -> str | None:
     return "\n\n".join(flowing) or text
 
 
+_STORE: Final = "a baseline is a run's file: keep a copy of it, and name it as BASE"
+_VIEW: Final = "there is a live view in a terminal only; `| cat` leaves it out"
+# By command: options of earlier versions. Those that another name replaces (`--...`) are taken under it, what is
+# always so ("") is left out, and else the text says what to write.
+_GONE: Final[dict[str, dict[str, str]]] = {
+    "compare": {
+        **dict.fromkeys(("--markdown", "--html", "--json"), "--output"),
+        "--baseline": "a baseline is a run's file: `torchperf compare BASE NEW`",
+        **dict.fromkeys(("--save", "--commit", "--replace", "--list", "--dir"), _STORE),
+        "--min-effect": "`--margin PERCENT` sets the change of p50 and p99 that matters",
+        "--limit": "`--max-miss PERCENT` limits the misses; other figures are in -o FILE.json",
+        "--skip": "p50, p99, misses, lower tiers and outputs are judged; other figures are in -o FILE.json",
+        "--confidence": "all verdicts together have a chance of 5 % of a false alarm",
+        "--resamples": "it is fixed at 1,000",
+        "--seed": "it is fixed: the same runs have the same verdict",
+    },
+    "demo": {"--no-tui": _VIEW, "--json": "--output", "--svg": "--output"},
+    "compile": {"--json": "--output"},
+    "tune": {"--json": "--output"},
+    "replay": {"--json": "--output", "--parquet": "--output", "--scheduler": "--parallel"},
+    "play": {"--wait-for-node": "--wait-for", "--wait-for-subscribers": "--wait-for"},
+    "status": {"--html": "--output", "--json": "--output"},
+    "drive": {
+        "--no-tui": _VIEW,
+        "--list": "write `--scenario list`",
+        "--camera": "write `--sensors camera`",
+        "--lidar": "write `--sensors lidar`",
+    },
+    "train": {
+        "--again": "remove the folder of -o, or name another",
+        **dict.fromkeys(("--bf16", "--no-bf16"), "bf16 is used where the device has instructions for it"),
+    },
+    **dict.fromkeys(("hold", "rollback"), {"--write": ""}),
+    "check": {"--vehicle": "write `--fact vehicle=ID`"},
+    "simulate": {"--by": "write `--candidate worse=PERCENT`"},
+}
+
+
 class Command(TyperCommand):
     """A command: an error of this package or of a file is one line and the status 2."""
 
     def __init__(self, *args: Any, **options: Any) -> None:  # noqa: ANN401 - typer's own
         super().__init__(*args, **options)
         self.help = _flowing(self.help, wide=self.rich_markup_mode is not None)
+
+    # typer's own copies of click's types
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401
+        gone, taken = _GONE.get(self.name or "", {}), list[str]()
+        for word in args:
+            name, sign, value = word.partition("=")
+            today = gone.get(name, name)
+            if " " in today:
+                fail(f"{name}: there is no such option any more; {today}")
+            taken += [f"{today}{sign}{value}"] if today or name not in gone else []
+        return super().parse_args(ctx, taken)
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - typer's own copies of click's types
         try:
@@ -195,6 +244,32 @@ def check_outputs(
         seen[flag] = path
 
 
+def files_by_suffix(
+    files: Iterable[Path] | None, *suffixes: str, inputs: Iterable[Path] = (), kept: tuple[str, ...] = ()
+) -> dict[str, Path]:
+    """The output files by their suffixes, of which each says what is to be written, and is there once.
+
+    A suffix "" stands for all other names. See `check_outputs` for the others.
+
+    Raises:
+        ConfigError: a file has none of the suffixes, two have one, or one cannot be written.
+    """
+    found: dict[str, Path] = {}
+    for file in files or ():
+        kind = file.suffix if file.suffix in suffixes else ""
+        if kind not in suffixes:
+            raise ConfigError(
+                f"-o {file}: has to end in {' or '.join(suffixes)}, which says what is written"
+            )
+        if kind in found:
+            raise ConfigError(
+                f"-o {file}: {found[kind]} is of the same kind already; leave one of the two out"
+            )
+        found[kind] = file
+    check_outputs({f"-o FILE{kind}": file for kind, file in found.items() if kind}, inputs, kept)
+    return found
+
+
 def json_object(text: str) -> dict[str, Any]:
     """An adapter's `--options`.
 
@@ -245,7 +320,7 @@ def import_from_here() -> None:
     look_here_after_python(add=True)
 
 
-def _node_name(text: str | None) -> str | None:
+def node_name(text: str | None) -> str | None:
     name = text if text is None or text.startswith("/") else f"/{text}"
     if name is not None and not _NODE.fullmatch(name):
         raise typer.BadParameter(
@@ -257,7 +332,7 @@ def _node_name(text: str | None) -> str | None:
 
 def node_option(flag: str, text: str) -> Any:  # noqa: ANN401 - typer's own type
     """An option that takes a node's name with its namespace; `perf` is `/perf`."""
-    return typer.Option(flag, metavar="NAME", callback=_node_name, help=text)
+    return typer.Option(flag, metavar="NAME", callback=node_name, help=text)
 
 
 Text = str | None
@@ -274,5 +349,12 @@ JsonFile = Annotated[
 SvgFile = Annotated[
     Path | None, typer.Option("--svg", metavar="FILE", help="Write the last picture to this file.")
 ]
+
+
+def outputs_option(text: str) -> Any:  # noqa: ANN401 - typer's own type
+    """Files to write, whose suffixes say what."""
+    return typer.Option("-o", "--output", metavar="FILE", help=text)
+
+
 Force = Annotated[bool, typer.Option("--force", help="Replace or build what is there already.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]

@@ -48,8 +48,6 @@ class Techniques:
         start: weights to start from (fine-tuning), by name; None: from the beginning.
         teacher: weights of the task's best tier, whose answers are learned from, too; None: none.
         prune: share of the channels of `start` that are taken away before it is trained on.
-        bf16: whether layers compute in bfloat16, where torch's autocast says that they can; None: where the
-            device has instructions for it.
         accumulate: gradients of so many parts of a batch are added, so that only one part lies in memory.
         loaders: processes that make batches ready ahead; 0: each is made when it is needed.
         data: log, topic and labels to train on; None: what the task draws.
@@ -59,7 +57,6 @@ class Techniques:
     start: Path | None = None
     teacher: Path | None = None
     prune: float = 0.0
-    bf16: bool | None = None
     accumulate: int = 1
     loaders: int = 0
     data: tuple[Path, str, Path] | None = None
@@ -78,6 +75,8 @@ class TierPlan(Techniques):
         device: where.
         judged: examples that the final score is of.
         checkpoint: file to go on from, written as it goes.
+        bf16: whether layers compute in bfloat16, where torch's autocast says that they can: where the device
+            has instructions for it.
         read: SHA-256 of the files that it begins with: weights to start from, the teacher's, and labels; ""
             for none.
     """
@@ -89,16 +88,16 @@ class TierPlan(Techniques):
     device: str
     judged: int
     checkpoint: Path
+    bf16: bool = field(init=False)
     read: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Decide what was left to the device, and read what files hold now."""
+        """Ask the device, and read what files hold now."""
         files = (self.start, self.teacher, self.data and self.data[2])
         object.__setattr__(
             self, "read", tuple(file_sha256(one) if one and one.is_file() else "" for one in files)
         )
-        if self.bf16 is None:
-            object.__setattr__(self, "bf16", not why_slow("bf16", torch.device(self.device)))
+        object.__setattr__(self, "bf16", not why_slow("bf16", torch.device(self.device)))
 
     def identity(self) -> list[Any]:
         data = "" if self.data is None else f"{self.data[0]} {self.data[1]}"
@@ -266,7 +265,7 @@ class _Batches(Dataset[Any]):
 def _step(task: Task, net: nn.Module, plan: TierPlan, batches: Iterator[Any]) -> float:
     device, total = torch.device(plan.device), 0.0
     for batch in itertools.islice(batches, plan.accumulate):
-        with torch.autocast(device.type, torch.bfloat16, enabled=bool(plan.bf16)):
+        with torch.autocast(device.type, torch.bfloat16, enabled=plan.bf16):
             loss = task.loss(net, batch, device) / plan.accumulate
         loss.backward()  # type: ignore[no-untyped-call]
         total += loss.item()
@@ -294,7 +293,7 @@ def read_checkpoint(plan: TierPlan) -> dict[str, Any] | None:
         found: dict[str, Any] = torch.load(plan.checkpoint, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         raise TrainingFailed(
-            f"{plan.checkpoint} cannot be read ({error}); `--again` begins anew"
+            f"{plan.checkpoint} cannot be read ({error}); remove it to begin anew"
         ) from error
     return found if found.get("plan") == plan.identity() else None
 

@@ -30,17 +30,12 @@ def train(  # noqa: PLR0913, PLR0917 - options of a command line
     judged: Annotated[
         int | None, Option(min=1, max=_MOST_EXAMPLES, help="Held-out examples that the scores are of.")
     ] = None,
-    bf16: Annotated[
-        bool | None,
-        Option("--bf16/--no-bf16", help="Compute in bfloat16; default: where the device has it."),
-    ] = None,
     accumulate: Annotated[int, Option(min=1, help="Cut each batch in so many parts: less memory.")] = 1,
     loaders: Annotated[
         int, Option(min=0, max=64, help="Processes that make batches ready ahead, for each tier.")
     ] = 0,
     device: shell.Device = "auto",
     dry_run: Annotated[bool, Option("--dry-run", help="Say what would be done.")] = False,
-    again: Annotated[bool, Option("--again", help="From the beginning, instead of going on.")] = False,
 ) -> None:
     """Train the reference models from the closed loop's world, every tier of them.
 
@@ -74,7 +69,6 @@ def train(  # noqa: PLR0913, PLR0917 - options of a command line
         start=start,
         teacher=teacher,
         prune=prune,
-        bf16=bf16,
         accumulate=accumulate,
         loaders=loaders,
         data=data,
@@ -84,10 +78,10 @@ def train(  # noqa: PLR0913, PLR0917 - options of a command line
     shown = shell.console()
     for plan in plans:
         begun = ""
-        if plan.checkpoint.exists() and not again:
+        if plan.checkpoint.exists():
             if (found := read_checkpoint(plan)) is None:
                 other = f"{plan.checkpoint} is of other options, weights or labels"
-                shell.fail(f"{other}: --again replaces it, -o names another folder")
+                shell.fail(f"{other}: remove it, or name another folder with -o")
             begun = f", goes on from step {found['step']:,}"
         precision = "bf16" if plan.bf16 else "fp32"
         shell.say(
@@ -95,8 +89,6 @@ def train(  # noqa: PLR0913, PLR0917 - options of a command line
         )
     if dry_run:
         return
-    for plan in plans if again else ():
-        plan.checkpoint.unlink(missing_ok=True)
     try:
         with shell.progress_bars() as bars:
             follow = {plan: shell.follow(bars, f"{plan.model} {plan.tier}") for plan in plans}

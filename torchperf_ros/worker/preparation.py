@@ -5,7 +5,6 @@ import faulthandler
 import os
 import signal
 import socket
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -30,7 +29,7 @@ from torchperf_ros.engines.outputs import tensors_in
 from torchperf_ros.worker.batching import find_batching
 from torchperf_ros.worker.capture import step_into_background
 from torchperf_ros.worker.output_message import output_message
-from torchperf_ros.worker.reports import Reports, readable
+from torchperf_ros.worker.reports import Reports, of_start, readable
 from torchperf_ros.worker.session import Prepared, Session, seed_from
 from torchperf_ros.worker.tier import InvalidOutput, OutputCheck, Tier
 from torchperf_ros.worker.tier_loader import TierLoader
@@ -67,9 +66,7 @@ def main(frames_fd: int, control_fd: int, result_fd: int, *ring_fds: int) -> int
         reports.say(ready)  # a frame may come from now on
         session.serve()
     except (Exception, SystemExit) as error:  # the process's boundary: the node shows this on /diagnostics
-        text = str(error)
-        if not isinstance(error, TorchperfError):
-            text = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
+        text = str(error) if isinstance(error, TorchperfError) else of_start(error, setup.adapter)
         with contextlib.suppress(OSError):
             words = LastWords(
                 text,
@@ -173,7 +170,9 @@ class Preparation:
                 known = calibrations[number] if setup.calibrations else None
                 calibrations[number] = tier.calibrate(example, briefly=setup.background, known=known)
                 outputs, _ = tier.run(example)
-                check = prepared.checks[number] = OutputCheck(outputs, fixed_sizes=fixed_sizes)
+                of_values = fixed_sizes and tier.sizes_follow_values(example)
+                check = OutputCheck(outputs, fixed_sizes=fixed_sizes, of_values=of_values)
+                prepared.checks[number] = check
                 _check_steps(tier, check, example)
                 self._run_whole_frame(prepared, tier, check, example)
                 state = self._loader.forget_runs(name, example)

@@ -2,10 +2,13 @@
 
 import socket
 import sys
+import sysconfig
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+import torch
 
 from torchperf_ros.api.adapter import Adapter
 from torchperf_ros.api.errors import BadInput, ProtocolError, TorchperfError
@@ -24,6 +27,9 @@ from torchperf_ros.workers.control import (
 from torchperf_ros.workers.process_setup import kept_bytes
 
 EVERY_S = 1.0
+_OWN_CODE = Path(__file__).resolve().parents[1]
+# Torch and other packages that are installed beside it, and Python's own.
+_OTHERS_CODE = (_OWN_CODE, Path(torch.__file__).parents[1], Path(sysconfig.get_path("stdlib")))
 
 
 class Reports:
@@ -84,6 +90,24 @@ def failure_of(error: BaseException, adapter: Adapter) -> tuple[Outcome, bytes]:
             return Outcome.ERROR, readable(error) + _last_calls(error.__cause__)
     words = f"{type(error).__name__}: ".encode() + readable(error)
     return Outcome.ERROR, words + place_of(error, adapter).encode() + _last_calls(error)
+
+
+def of_start(error: BaseException, adapter: str) -> str:
+    """Why a worker could not start: the adapter and the user's line in one line, then the calls from there on.
+
+    The calls that lead to the user's code are left out; without any of the user's, all are there.
+    """
+    calls, place = error.__traceback__, ""
+    while calls and Path(calls.tb_frame.f_code.co_filename).is_relative_to(_OWN_CODE):
+        calls = calls.tb_next
+    for called in traceback.extract_tb(calls):
+        file = Path(called.filename)
+        if file.is_file() and not any(file.is_relative_to(folder) for folder in _OTHERS_CODE):
+            place = f" ({file.name}:{called.lineno})"
+    words = f"{type(error).__name__}: {readable(error).decode()}{place}"
+    lines = traceback.format_exception(type(error), error, calls or error.__traceback__)
+    whose = f"adapter {adapter!r}: " if place else ""
+    return f"{whose}{words}\n{readable(''.join(lines)).decode()}"
 
 
 def readable(reported: BaseException | str) -> bytes:

@@ -19,7 +19,15 @@ from torchperf_ros.api.errors import TorchperfError
 from torchperf_ros.engines.built_tier import Call, Inputs
 from torchperf_ros.engines.device import Device
 from torchperf_ros.engines.engine import Runner
-from torchperf_ros.engines.outputs import drawn, hidden_in, holds_lazy, leaves_in, numbers_of, tensors_in
+from torchperf_ros.engines.outputs import (
+    drawn,
+    hidden_in,
+    holds_lazy,
+    leaves_in,
+    numbers_of,
+    sizes_follow_values,
+    tensors_in,
+)
 from torchperf_ros.engines.shape_runner import ShapeRunner
 from torchperf_ros.workers.calibration import Calibration
 from torchperf_ros.workers.control import TierFacts
@@ -47,21 +55,24 @@ class OutputCheck:
 
     Number of tensors, ranks, types, and the sizes that are fixed.
 
-    A size may differ where the adapter declares dynamic dimensions: then only rank and type are compared.
+    A size may differ where the adapter declares dynamic dimensions, or where it follows from values, as the
+    number of boxes does: then only rank and type are compared. Where it follows from values, there may also
+    be more or fewer tensors.
 
     Attributes:
         unchecked: which outputs cannot be looked into, and are published as they come; "" where
             everything can be.
     """
 
-    def __init__(self, example: Any, *, fixed_sizes: bool) -> None:  # noqa: ANN401
-        self._fixed_sizes = fixed_sizes
+    def __init__(self, example: Any, *, fixed_sizes: bool, of_values: bool = False) -> None:  # noqa: ANN401
+        self._fixed_sizes, self._of_values = fixed_sizes and not of_values, of_values
         tensors = list(tensors_in(example))
-        # Of usual tensors nothing has to be taken apart, which most models' frames need not pay for.
-        self._is_usual = all(map(_is_dense, tensors))
+        # Of usual tensors nothing has to be taken apart, which most models' frames need not pay for. Where an
+        # example has no tensors, those of a frame may be of any kind.
+        self._is_usual = all(map(_is_dense, tensors)) and not (of_values and not tensors)
         self._expected = self._signature(tensors)
         self.unchecked = hidden_in(example)
-        self._has_plain = any(isinstance(leaf, _PLAIN_NUMBERS) for leaf in leaves_in(example))
+        self._has_plain = of_values or any(isinstance(leaf, _PLAIN_NUMBERS) for leaf in leaves_in(example))
 
     def _signature(self, tensors: Sequence[torch.Tensor]) -> list[tuple[object, ...]]:
         return [(t.dtype, t.shape if self._fixed_sizes and not t.is_nested else t.dim()) for t in tensors]
@@ -76,7 +87,8 @@ class OutputCheck:
         """
         tensors = list(tensors_in(outputs))
         found = self._signature(tensors)
-        if found != self._expected:
+        may_differ = self._of_values and len(found) != len(self._expected)
+        if found != self._expected and not may_differ:
             what = "types and shapes" if self._fixed_sizes else "types and numbers of dimensions"
             raise InvalidOutput(
                 f"outputs have the {what} {_words(found)}; on the example inputs {_words(self._expected)}"
@@ -195,6 +207,12 @@ class Tier:
         self._sums = EarlySums(device.device) if device.is_cuda else None
         # Whether outputs hold generators, which run when their numbers are asked for.
         self._is_lazy = False
+
+    def sizes_follow_values(self, inputs: Inputs) -> bool:
+        """See `outputs.sizes_follow_values`, of the adapter's own model."""
+        if self._eager is None:
+            return False
+        return sizes_follow_values(partial(self._eager, *self._device.to_device(inputs)))
 
     def report(self) -> TierFacts:
         if (of := self._shapes) is None:

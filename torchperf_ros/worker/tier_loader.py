@@ -208,7 +208,7 @@ class TierLoader:
         if self._setup.without_graphs:
             return "an earlier worker failed to capture one"
         if options.engine == GRAPH and not self._has_known_sizes(tier):
-            return "sizes vary; `shapes: bucket` rounds them up, `dynamic: never` fixes them"
+            return "sizes vary; `shapes: bucket` rounds them up, `exact` fixes them"
         return CaptureRecord(self._cache, identity).why_not()
 
     def _has_known_sizes(self, tier: BuiltTier) -> bool:
@@ -297,9 +297,11 @@ class TierLoader:
         """The options as auto has chosen, if it has, and what its choice is kept under."""
         ways, identity = ways_of(tier, options)
         ways[EAGER] = options.with_engine(EAGER)
+        if not self._has_known_sizes(tier):
+            ways.pop(GRAPH, None)
         self._cache.check_private()
         choice = self._cache.choice(identity)
-        chosen = ways.get(choice.engine) if choice is not None else None
+        chosen = ways[choice.best_of(ways)] if choice is not None else None
         # What takes long to compile is not for the first worker.
         if choice is not None and chosen is not None and (chosen.engine != OF_PARTS or self._setup.compile):
             facts.choice = choice.words

@@ -1,7 +1,7 @@
 """Which engine runs a model: the measured one, and eager unless another is clearly better."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -38,6 +38,13 @@ class EngineChoice:
     timings_ms: dict[str, list[float]]
     left_out: dict[str, str] = field(default_factory=dict)
 
+    def best_of(self, names: Collection[str]) -> str:
+        """The chosen engine, or among those of these names that were timed the one that would have been chosen."""
+        if self.engine in names:
+            return self.engine
+        timed = {name: Calibration(*self.timings_ms[name]) for name in self.timings_ms if name in names}
+        return choose_engine(timed)
+
     @property
     def words(self) -> str:
         """Which and by how much.
@@ -62,4 +69,4 @@ def read_choice(path: Path) -> EngineChoice | None:
         _ = choice.words
     except (OSError, ValueError, TypeError, AttributeError, LookupError):
         return None
-    return choice if choice.engine in choice.timings_ms else None
+    return choice if {choice.engine, EAGER} <= choice.timings_ms.keys() else None

@@ -388,9 +388,15 @@ class WorkerProcess:
         """The next response and its payload (result, or reason), None if there is none.
 
         Raises:
-            EOFError: the worker is gone.
-            ProtocolError: it does not speak the protocol.
+            EOFError: the worker is gone; so is one, from now on, that does not speak the protocol.
         """
+        try:
+            return self._next_response()
+        except ProtocolError as error:
+            self.kill(str(error))
+            raise EOFError from error
+
+    def _next_response(self) -> tuple[Response, bytes] | None:
         try:
             data = self.frames.recv(256)
         except BlockingIOError:

@@ -35,10 +35,11 @@ from torchperf_ros.replay.replay_record import ReplayRecord
 from torchperf_ros.replay.replay_stages import ReplayStages
 from torchperf_ros.replay.virtual.step_times import read_step_times
 from torchperf_ros.replay.virtual.virtual_stage import KeptPools, VirtualPace
+from torchperf_ros.safety.emergency import Emergency
 from torchperf_ros.safety.guard import Guard
 from torchperf_ros.settings.params_file import config_of
+from torchperf_ros.settings.safety_options import EmergencyOptions
 from torchperf_ros.stage.frame import Answer
-from torchperf_ros.world.emergency_lane import LaneOnClock
 from torchperf_ros.world.latencies import RESTART_MS, STAGES, TIERS, DrawnRuns
 from torchperf_ros.world.scenarios import Scenario
 from torchperf_ros.world.sensors import Sensors
@@ -86,6 +87,37 @@ _NAIVE_THREADS: Final = 4
 Workers = dict[str, KeptPools]
 Messages = tuple[tuple[str, str, bytes], ...]
 Watch = Callable[[World], None]
+
+
+class LaneOnClock:
+    """The emergency lane on a virtual clock: what its process does (`node/emergency_process.py`), without ROS.
+
+    The caller's clock is monotonic time.
+
+    Attributes:
+        rules: take what the sensors send.
+    """
+
+    def __init__(self, options: EmergencyOptions) -> None:
+        self.rules = Emergency(options)
+        self._every_ns = round(NS_PER_S / options.rate_hz)
+        self._publish_at_ns = 0
+
+    def due(self, now_ns: int, ros_now_ns: int, *, at_once: bool = False) -> bytes | None:
+        """Look for silence.
+
+        The stop path where it is time to publish it: at once when latched, then at `rate_hz`; also `at_once`
+        where the process ends, which is its last word.
+        """
+        rules = self.rules
+        rules.look_for_silence(now_ns)
+        if rules.latch is None or not rules.active:
+            self._publish_at_ns = 0
+            return None
+        if now_ns < self._publish_at_ns and not at_once:
+            return None
+        self._publish_at_ns = now_ns + self._every_ns
+        return rules.stop_path(now_ns, ros_now_ns)
 
 
 @dataclass(frozen=True)

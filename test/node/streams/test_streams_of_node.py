@@ -86,7 +86,10 @@ def test_given_streams_when_the_doctor_asks_for_parameters_then_it_gets_those_of
     node, monkeypatch
 ):
     monkeypatch.setenv("ROS_DOMAIN_ID", str(DOMAIN_ID))
-    found = CliRunner().invoke(app, ["doctor", "--node", node.name, "--seconds", "2"])
+    for _ in range(6):  # others may take the processors for most of such a short look
+        found = CliRunner().invoke(app, ["doctor", "--node", node.name, "--seconds", "2"])
+        if "seen.front" in found.output:
+            break
     assert "seen.front" in found.output
     assert "could not be asked" not in found.output
 

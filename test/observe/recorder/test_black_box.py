@@ -93,8 +93,12 @@ class Box(BlackBox):
             ]
 
 
-def test_given_frames_when_recorded_then_inputs_come_when_received_and_outputs_when_published(tmp_path):
-    box = Box(tmp_path)
+@pytest.fixture
+def box(tmp_path):
+    return Box(tmp_path)
+
+
+def test_given_frames_when_recorded_then_inputs_come_when_received_and_outputs_when_published(box):
     box.frame(frame(1, answer_ms=12.5))
     box.message(MessageRecord(2 * NS_PER_S, 0, float64_bytes(80.0)))
     box.incident(2)
@@ -107,9 +111,8 @@ def test_given_frames_when_recorded_then_inputs_come_when_received_and_outputs_w
 
 
 def test_given_stages_in_a_row_when_recorded_then_what_passes_between_is_there_once_and_other_inputs_when_new(
-    tmp_path,
+    box,
 ):
-    box = Box(tmp_path)
     for second, odom in ((1, "a"), (2, "a"), (3, "b")):
         box.frame(frame(second, stage=1, inputs=("boxes", odom), output="path"))
     box.incident(3)
@@ -122,10 +125,7 @@ def test_given_stages_in_a_row_when_recorded_then_what_passes_between_is_there_o
     assert [words for _, _, words in written] == ["a", "path", "path", "b", "path"]
 
 
-def test_given_what_no_frame_carries_when_heard_then_it_stands_at_its_receipt_and_its_time_is_no_jump(
-    tmp_path,
-):
-    box = Box(tmp_path)
+def test_given_what_no_frame_carries_when_heard_then_it_stands_at_its_receipt_and_its_time_is_no_jump(box):
     box.message(MessageRecord(2 * NS_PER_S, 0, float64_bytes(1.0)))
     box.message(MessageRecord(1 * NS_PER_S, 1, text("objects")))
     box.message(MessageRecord(3 * NS_PER_S, 0, float64_bytes(2.0)))
@@ -163,9 +163,8 @@ def test_given_ros_time_that_stands_still_when_kept_then_what_is_old_goes_all_th
 
 @pytest.mark.parametrize(("first_s", "then_s"), [(100.0, 2.0), (0.0, 1.7e9)])
 def test_given_ros_time_that_jumps_then_what_came_before_is_not_mixed_with_what_follows(
-    tmp_path, first_s, then_s
+    box, first_s, then_s
 ):
-    box = Box(tmp_path)
     for second in range(3):
         report(box, first_s + second, second)
     box.now_ns = 3 * NS_PER_S
@@ -179,8 +178,7 @@ def test_given_ros_time_that_jumps_then_what_came_before_is_not_mixed_with_what_
     assert [at_s for at_s, topic in times if topic == "/perf/memory"] == [then_s, then_s + 1, then_s + 2]
 
 
-def test_given_an_incident_when_ros_time_jumps_then_it_ends_there(tmp_path):
-    box = Box(tmp_path)
+def test_given_an_incident_when_ros_time_jumps_then_it_ends_there(box):
     report(box, 100.0, 0)
     box.incident(0)
     report(box, 101.0, 1)
@@ -207,8 +205,7 @@ def test_given_a_bound_in_bytes_when_more_comes_then_the_oldest_goes_and_what_fo
     assert json.loads((folder / "left_out.json").read_text())["messages_left_out"] == 5
 
 
-def test_given_an_incident_when_another_one_happens_meanwhile_then_it_is_part_of_the_first(tmp_path):
-    box = Box(tmp_path)
+def test_given_an_incident_when_another_one_happens_meanwhile_then_it_is_part_of_the_first(box):
     box.frame(frame(1))
     box.incident(1, "first", **{"incident.json": "1"})
     box.incident(2, "second", **{"incident.json": "2"})
@@ -219,9 +216,8 @@ def test_given_an_incident_when_another_one_happens_meanwhile_then_it_is_part_of
 
 
 def test_given_a_disk_that_takes_no_more_when_an_incident_is_written_then_it_is_said_and_the_next_one_is_kept(
-    tmp_path,
+    box, tmp_path
 ):
-    box = Box(tmp_path)
     box.frame(frame(1))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
@@ -238,10 +234,7 @@ def test_given_a_disk_that_takes_no_more_when_an_incident_is_written_then_it_is_
     assert (box.problem, box.incidents) == ("", 1)
 
 
-def test_given_an_incident_when_written_then_definitions_come_along_for_readers_that_know_no_types(
-    tmp_path,
-):
-    box = Box(tmp_path)
+def test_given_an_incident_when_written_then_definitions_come_along_for_readers_that_know_no_types(box):
     box.frame(frame(1))
     box.incident(1)
     folder = box.folder()
@@ -252,8 +245,7 @@ def test_given_an_incident_when_written_then_definitions_come_along_for_readers_
     assert (folder / "black_box" / "metadata.yaml").is_file()
 
 
-def test_given_a_profile_taken_meanwhile_when_an_incident_is_written_then_it_says_where(tmp_path):
-    box = Box(tmp_path)
+def test_given_a_profile_taken_meanwhile_when_an_incident_is_written_then_it_says_where(box):
     box.frame(frame(1))
     box.evidence.keep("before", lambda folder: None)
     box.incident(1)
@@ -270,6 +262,28 @@ def in_ring(ring, reader, second, words):
     offset, length = ring.write(seq, [InputBytes(0, 0, 0.0, text(words))])
     row["offset"] = offset
     return replace(record, row=row, ring=reader, inputs=reader.read(offset, length, seq))
+
+
+class Untouched(bytes):
+    """An image that counts how often it is copied."""
+
+    copies = 0
+
+    def __bytes__(self):
+        Untouched.copies += 1
+        return bytes(memoryview(self))
+
+
+def test_given_an_incident_that_is_full_when_more_images_come_then_they_are_not_copied(tmp_path):
+    image, Untouched.copies = Untouched(text("x" * 1000)), 0
+    box = Box(tmp_path, part_bytes=5 * len(image))
+    box.incident(0)
+    for number in range(20):
+        record = frame(number / 20, inputs=(), output=None)
+        box.frame(replace(record, inputs=[InputBytes(0, 0, 0.0, image)]))
+    written = [topic for _, topic, _ in box.written()]
+    assert 0 < written.count("/image") < 5
+    assert Untouched.copies == written.count("/image")
 
 
 def test_given_images_in_a_ring_then_they_are_copied_just_then_and_lost_ones_are_said(tmp_path):

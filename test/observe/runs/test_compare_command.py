@@ -5,6 +5,7 @@ import json
 import math
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -122,13 +123,13 @@ def test_given_records_and_a_recorded_log_when_compared_then_they_are_read_as_ru
     [
         (
             "base.json same.parquet --json none/a.json",
-            "--json none/a.json: needs a file name in an existing folder",
+            "-o FILE.json none/a.json: needs a file name in an existing folder",
         ),
         ("base.json none.json", "log none.json: does not exist"),
         ("base.json text.json", "run text.json: is no run that `torchperf replay"),
         ("", "name two runs, `compare BASE NEW`, or several"),
         ("a.json b.json c.json", "name two runs"),
-        ("--new a.json b.json", "name both sides"),
+        ("--new a.json b.json", "name two runs"),
         ("branch.json", "name two runs"),
         (
             "base.json same.parquet --limit miss=1%",
@@ -146,7 +147,7 @@ def test_given_records_and_a_recorded_log_when_compared_then_they_are_read_as_ru
             "same.parquet --baseline main",
             "--baseline: there is no such option any more; a baseline is a run's",
         ),
-        ("base.json same.parquet --html v --json ./v", "--json v: is the file of --html, too"),
+        ("base.json same.parquet -o v", "-o v: has to end in .md or .html or .json"),
     ],
 )
 def test_given_what_cannot_be_compared_when_run_then_one_line_says_so(runs, monkeypatch, line, words):
@@ -158,10 +159,14 @@ def test_given_what_cannot_be_compared_when_run_then_one_line_says_so(runs, monk
     assert not (runs / "v").exists()
 
 
-def test_given_a_full_disk_when_the_verdict_is_written_then_the_message_names_the_file(runs):
-    done = compare(runs / "base.json", runs / "same.parquet", "--json", "/dev/full")
+def test_given_a_full_disk_when_the_verdict_is_written_then_the_message_names_the_file(
+    runs, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    Path("v.json").symlink_to("/dev/full")
+    done = compare(runs / "base.json", runs / "same.parquet", "-o", "v.json")
     assert done.exit_code == 2
-    assert done.stderr == "torchperf: --json /dev/full: cannot be written: No space left on device\n"
+    assert done.stderr == "torchperf: -o v.json: cannot be written: No space left on device\n"
 
 
 def test_given_several_runs_a_side_when_compared_then_files_after_one_option_are_all_of_its_side(tmp_path):

@@ -132,7 +132,8 @@ def test_given_frames_without_anything_to_publish_when_reported_then_they_are_un
 def test_given_answers_of_two_tiers_then_each_span_tier_and_state_has_its_times(
     make_stage, make_answer, answered
 ):
-    stage = make_stage(tiers=["full", "fast"], window_s=600.0)
+    stage = make_stage(tiers=["full", "fast"])
+    stage.statistics.figures.window_s = 600.0
     for total_ms in (10.0, 14.0, 12.0):
         answered(stage, make_answer(total_ms=total_ms, age_ms=3.0))
     stage.statistics.activated()

@@ -85,8 +85,12 @@ def test_given_reports_when_folded_then_stages_are_learned_in_order_and_stranger
     assert (node.stages["perception"].health, node.stages["perception"].tier) == ("NOMINAL", "medium")
 
 
-def test_given_a_frame_on_time_when_folded_then_its_stage_has_it_without_a_fallback() -> None:
-    node = heard()
+@pytest.fixture
+def node():
+    return heard()
+
+
+def test_given_a_frame_on_time_when_folded_then_its_stage_has_it_without_a_fallback(node):
     frame(node, stage=1)
     (record,) = node.stages["planning"].recent
     assert (record.outcome, record.fallback, record.lateness_ms) == (Outcome.ON_TIME, None, -40.0)
@@ -94,10 +98,7 @@ def test_given_a_frame_on_time_when_folded_then_its_stage_has_it_without_a_fallb
     assert node.stages["perception"].records == 0
 
 
-def test_given_late_frames_when_folded_then_only_those_beyond_five_ms_are_events_and_no_starting_ones() -> (
-    None
-):
-    node = heard()
+def test_given_late_frames_when_folded_then_only_those_beyond_five_ms_are_events_and_no_starting_ones(node):
     frame(node, total_ms=90.0, outcome=Outcome.STARTING, fallback=Fallback.NONE)
     frame(node, total_ms=50.4, outcome=Outcome.LATE, fallback=Fallback.HOLD_LAST)
     assert not node.events
@@ -110,10 +111,7 @@ def test_given_late_frames_when_folded_then_only_those_beyond_five_ms_are_events
 @pytest.mark.parametrize(
     "values", [{"stage": 7}, {"stage": math.nan}, {"outcome": 99}, {"outcome": math.nan}]
 )
-def test_given_a_record_of_an_unknown_stage_or_outcome_then_it_is_passed_over(
-    values: dict[str, float],
-) -> None:
-    node = heard()
+def test_given_a_record_of_an_unknown_stage_or_outcome_then_it_is_passed_over(node, values):
     frame(node, **values)
     assert sum(stage.records for stage in node.stages.values()) == 0
 
@@ -154,10 +152,7 @@ def test_given_an_anomaly_with_evidence_when_folded_then_an_event_says_where_it_
     assert said.index(("note", "node", "evidence: /state/x")) == 2
 
 
-def test_given_reports_that_stop_when_time_passes_then_silence_is_an_event_once_and_so_is_the_return() -> (
-    None
-):
-    node = heard()
+def test_given_reports_that_stop_when_time_passes_then_silence_is_an_event_once_and_so_is_the_return(node):
     node.at(SILENT_S)
     assert not node.silent
     for second in (SILENT_S + 0.5, SILENT_S + 1):
@@ -196,10 +191,9 @@ def test_given_two_processes_of_one_name_when_both_report_then_one_is_shown_and_
     assert (node.node["pid"], node.pids) == ("1", ["1"])
 
 
-def test_given_open_alerts_on_diagnostics_when_a_listener_joins_late_then_it_knows_them_until_they_are_over() -> (
-    None
+def test_given_open_alerts_on_diagnostics_when_a_listener_joins_late_then_it_knows_them_until_they_are_over(
+    node,
 ):
-    node = heard()
     alerts = {
         "alert perception: model error": "ERROR KeyError: 0 (b_dict.py:36)",
         "alert machine: load": "WARN busy",
@@ -213,10 +207,9 @@ def test_given_open_alerts_on_diagnostics_when_a_listener_joins_late_then_it_kno
     assert not node.alerts
 
 
-def test_given_steps_when_asked_then_they_are_medians_of_the_last_frames_and_the_rest_adds_up_to_the_whole() -> (
-    None
+def test_given_steps_when_asked_then_they_are_medians_of_the_last_frames_and_the_rest_adds_up_to_the_whole(
+    node,
 ):
-    node = heard()
     steps = {"wait_ms": 1.0, "decode_ms": 0.5, "preprocess_ms": 2.0, "postprocess_ms": 0.5}
     for inference_ms in (20.0, 30.0, 100.0):
         frame(node, total_ms=inference_ms + 5.0, inference_ms=inference_ms, **steps)
@@ -233,8 +226,7 @@ def test_given_steps_when_asked_then_they_are_medians_of_the_last_frames_and_the
     assert StageState("s").steps_ms == {}
 
 
-def test_given_an_input_of_the_wrong_type_when_reported_again_and_again_then_it_is_an_event_once() -> None:
-    node = heard()
+def test_given_an_input_of_the_wrong_type_when_reported_again_and_again_then_it_is_an_event_once(node):
     for _ in range(3):
         report(
             node, status("perf: perception input", level=b"\x02", message="/image: camera publishes String")
@@ -245,10 +237,9 @@ def test_given_an_input_of_the_wrong_type_when_reported_again_and_again_then_it_
     assert "perception input" not in node.stages
 
 
-def test_given_memory_that_grows_when_asked_for_the_trend_then_it_is_per_minute_and_unknown_after_few_samples() -> (
-    None
+def test_given_memory_that_grows_when_asked_for_the_trend_then_it_is_per_minute_and_unknown_after_few_samples(
+    node,
 ):
-    node = heard()
     for second in range(120):
         node.at(float(second))
         node.on_memory(500.0 + second / 30)

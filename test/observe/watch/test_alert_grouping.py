@@ -1,3 +1,4 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,8 +22,12 @@ class Grouping(AlertGrouping):
         return self.tick(round(at_s * NS_PER_S))
 
 
-def test_given_a_finding_when_ticked_then_it_is_told_once_with_its_numbers():
-    grouping = Grouping()
+@pytest.fixture
+def grouping():
+    return Grouping()
+
+
+def test_given_a_finding_when_ticked_then_it_is_told_once_with_its_numbers(grouping):
     grouping.take(0.2, found("a: deadline missed", total_ms="70"))
     [[told]] = grouping.told(1)
     assert (told.level, told.name, told.message) == (Level.WARN, "a: deadline missed", "it is")
@@ -37,8 +42,9 @@ def test_given_a_finding_when_ticked_then_it_is_told_once_with_its_numbers():
     assert grouping.told(2) == []
 
 
-def test_given_one_cause_when_several_things_are_found_then_they_are_one_message_with_the_cause_first():
-    grouping = Grouping()
+def test_given_one_cause_when_several_things_are_found_then_they_are_one_message_with_the_cause_first(
+    grouping,
+):
     names = (
         "a: rollout",
         "a: misses",
@@ -64,8 +70,9 @@ def test_given_one_cause_when_several_things_are_found_then_they_are_one_message
     assert message[-3].values["also"].startswith("a: worker died; machine: load; a: tier; ")
 
 
-def test_given_an_event_when_more_is_found_soon_after_then_it_belongs_to_it_and_later_things_do_not():
-    grouping = Grouping()
+def test_given_an_event_when_more_is_found_soon_after_then_it_belongs_to_it_and_later_things_do_not(
+    grouping,
+):
     grouping.take(0, found("a: worker died"))
     grouping.told(1)
     grouping.take(4, found("a: deadline missed"))
@@ -74,8 +81,7 @@ def test_given_an_event_when_more_is_found_soon_after_then_it_belongs_to_it_and_
     assert grouping.told(10)[0][0].values["event"] == "2"
 
 
-def test_given_what_goes_on_when_ticked_then_it_is_held_back_and_told_again_after_a_while():
-    grouping = Grouping()
+def test_given_what_goes_on_when_ticked_then_it_is_held_back_and_told_again_after_a_while(grouping):
     told = []
     for second in range(130):
         grouping.take(second, found("a: deadline missed"))
@@ -83,8 +89,7 @@ def test_given_what_goes_on_when_ticked_then_it_is_held_back_and_told_again_afte
     assert told == [(0, "0"), (60, "59"), (120, "59")]
 
 
-def test_given_what_grows_worse_when_ticked_then_it_is_told_at_once_and_getting_better_is_not():
-    grouping = Grouping()
+def test_given_what_grows_worse_when_ticked_then_it_is_told_at_once_and_getting_better_is_not(grouping):
     levels = [Level.WARN, Level.WARN, Level.ERROR, Level.WARN, Level.ERROR]
     told = []
     for second, level in enumerate(levels):
@@ -94,8 +99,9 @@ def test_given_what_grows_worse_when_ticked_then_it_is_told_at_once_and_getting_
     assert [(alert.name, alert.level) for alert in grouping.open] == [("a: deadline missed", Level.ERROR)]
 
 
-def test_given_what_is_no_longer_found_when_quiet_then_it_is_told_that_it_is_over_and_may_begin_again():
-    grouping = Grouping()
+def test_given_what_is_no_longer_found_when_quiet_then_it_is_told_that_it_is_over_and_may_begin_again(
+    grouping,
+):
     for second in (0, 1, 2):
         grouping.take(second, found("a: deadline missed"))
     grouping.told(2)
@@ -108,8 +114,7 @@ def test_given_what_is_no_longer_found_when_quiet_then_it_is_told_that_it_is_ove
     assert grouping.told(20)[0][0].values["event"] == "2"
 
 
-def test_given_more_than_it_holds_when_reported_then_the_rest_is_counted_not_kept():
-    grouping = Grouping()
+def test_given_more_than_it_holds_when_reported_then_the_rest_is_counted_not_kept(grouping):
     for number in range(1100):
         grouping.take(0, found(f"a: thing {number}"))
     grouping.told(1)

@@ -85,7 +85,7 @@ def workers_alive(folder):
     ]
 
 
-def wait_until(condition, what, process=None, timeout_s=60.0):
+def wait_until(condition, what, process=None, timeout_s=200.0):
     """Look every 20 ms, for events that nobody notifies of.
 
     Only while the process lives that brings it about.
@@ -181,8 +181,12 @@ def test_given_results_when_replayed_again_on_a_given_cluster_then_only_what_is_
     assert read_run(run_file).frames["first"]["seq"].tolist() == list(range(10))
 
 
-def test_given_a_task_whose_command_has_ended_when_it_looks_then_it_ends_too_and_leaves_nothing(tmp_path):
-    drives = Drives(tmp_path)
+@pytest.fixture
+def drives(tmp_path):
+    return Drives(tmp_path)
+
+
+def test_given_a_task_whose_command_has_ended_when_it_looks_then_it_ends_too_and_leaves_nothing(drives):
     (log,) = find_logs([write_drive(drives.logs / "endless", "slow", frames=5000)])
     run_folder = drives.out / ".run-00000000"
     run_folder.mkdir(parents=True)
@@ -201,10 +205,9 @@ def test_given_a_task_whose_command_has_ended_when_it_looks_then_it_ends_too_and
     assert list(drives.out.iterdir()) == []
 
 
-def test_given_no_cluster_at_the_address_then_the_error_names_it(tmp_path, monkeypatch):
+def test_given_no_cluster_at_the_address_then_the_error_names_it(drives, monkeypatch):
     monkeypatch.setattr("torchperf_ros.replay.batch.batch_tasks._CONNECT_S", 0.2)
-    drives = Drives(tmp_path)
-    with pytest.raises(BatchError, match="^--scheduler tcp://127.0.0.1:1: no scheduler answers there"):
+    with pytest.raises(BatchError, match="^--parallel tcp://127.0.0.1:1: no scheduler answers there"):
         drives.replay(write_drive(drives.logs / "good"), scheduler="tcp://127.0.0.1:1")
 
 
@@ -234,9 +237,8 @@ def test_given_a_cluster_of_this_machine_when_open_then_no_page_of_it_is_served_
 
 
 def test_given_a_folder_in_use_or_a_bad_parameter_when_replayed_then_it_is_told_before_anything_is_started(
-    tmp_path,
+    drives,
 ):
-    drives = Drives(tmp_path)
     write_drive(drives.logs / "good")
     good, drives.options = (
         drives.options,
@@ -271,8 +273,7 @@ def test_given_logs_when_planned_then_each_is_told_with_its_size_and_one_that_ch
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "kill"])
-def test_given_a_replay_of_many_when_ended_then_nothing_of_it_goes_on(tmp_path, number):
-    drives = Drives(tmp_path)
+def test_given_a_replay_of_many_when_ended_then_nothing_of_it_goes_on(drives, tmp_path, number):
     for name in ("first", "second"):
         write_drive(drives.logs / name, "slow", frames=5000)
     sets = [
@@ -304,7 +305,7 @@ def test_given_a_replay_of_many_when_ended_then_nothing_of_it_goes_on(tmp_path, 
             os.killpg(process.pid, number)
         else:
             process.kill()
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=200)
     finally:
         process.kill()
     wait_until(lambda: not workers_alive(drives.notes), "no worker of a stage is left")

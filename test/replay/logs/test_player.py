@@ -230,7 +230,7 @@ def test_given_a_slow_taker_when_read_ahead_then_no_more_waits_than_allowed():
             yield message(number)
 
     ahead = ReadAhead(source(), 4 * 1512)
-    assert full.wait(10)
+    assert full.wait(60)
     assert read == [0, 1, 2, 3, 4]
     assert next(iter(ahead)).t_ns == 0
     ahead.close()

@@ -8,7 +8,7 @@ import pytest
 
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.replay.log_feed import absolute
-from torchperf_ros.stage.stage import StageInput, makers, refuse_one_topic
+from torchperf_ros.stage.wiring import StageInput, Wiring
 from torchperf_ros.workers.calibration import Calibration
 
 from ..conftest import wait_until
@@ -120,23 +120,32 @@ def test_given_drawn_frames_and_faults_when_all_is_over_then_every_frame_of_ever
     streams[0].wait_for_workers()
 
 
-def test_given_two_streams_of_one_topic_when_connected_then_the_message_names_both(streams):
-    front, left, _ = (stream.actor for stream in streams)
-    shared = [StageInput(one, 0, "/image", TRIGGER, stamped=True) for one in (front, left)]
+def test_given_two_streams_of_one_topic_when_wired_then_the_message_names_both(streams):
+    stages = [stream.actor for stream in streams[:2]]
+
+    def wired(topic, whole_name=str):
+        taken = [
+            [StageInput(stage, 0, one, TRIGGER, stamped=True)]
+            for stage, one in zip(stages, ("/image", topic), strict=True)
+        ]
+        return Wiring(stages, taken, whole_name)
+
     with pytest.raises(ConfigError, match=r"tested\.streams: front and left both take /image"):
-        refuse_one_topic(shared)
-    shared[1].topic = "image"
-    refuse_one_topic(shared)
+        wired("/image")
+    assert [source.topic for source in wired("image").from_topics] == ["/image", "image"]
     with pytest.raises(ConfigError, match=r"front and left both take /image"):
-        refuse_one_topic(shared, absolute)
+        wired("image", absolute)
 
 
-def test_given_one_output_topic_written_in_two_ways_when_looked_for_then_the_message_names_both(streams):
+def test_given_one_output_topic_written_in_two_ways_when_wired_then_the_message_names_both(streams):
     front, left, rear = (stream.actor for stream in streams)
-    assert makers([front, left], absolute) == {"/front/path": 0, "/left/path": 1}
+    after = StageInput(rear, 0, "left/path", TRIGGER, stamped=True)
+    wiring = Wiring([front, left, rear], [[], [], [after]], absolute)
+    assert wiring.published == {"/front/path", "/left/path", "/rear/path"}
+    assert (wiring.followers, wiring.from_topics) == ([[], [after], []], [])
     message = r"parameter tested\.rear\.output: tested\.front and tested\.rear both publish /one"
     with pytest.raises(ConfigError, match=message):
-        makers([front, left, rear], lambda topic: "/left" if "left" in topic else "/one")
+        Wiring([front, left, rear], [[]] * 3, lambda topic: "/left" if "left" in topic else "/one")
 
 
 def test_given_streams_with_budgets_of_their_own_when_a_worker_is_judged_then_the_shortest_counts(

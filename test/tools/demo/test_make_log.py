@@ -236,7 +236,7 @@ def test_given_an_interrupt_when_writing_then_nothing_is_left_under_any_name(tmp
         while not any(tmp_path.rglob("*.mcap/*")) and not any(tmp_path.rglob(".drive*/*")):
             assert running.poll() is None, running.communicate()
         os.kill(running.pid, signal.SIGINT)
-        _, said = running.communicate(timeout=60)
+        _, said = running.communicate(timeout=200)
     finally:
         running.kill()
         running.wait()

@@ -85,7 +85,11 @@ def sabotaged(change):
 
 BUSY = "other programs took 40% of the processor meanwhile"
 NO_ANSWER = "planning: 500 of 598 frames had no answer; 1% may have none"
-NOT_OWN = "perception: 90.0% of the frames had their own result in time; 95% have to"
+
+
+@pytest.fixture
+def state():
+    return drive()
 
 
 @pytest.mark.parametrize(
@@ -120,9 +124,8 @@ NOT_OWN = "perception: 90.0% of the frames had their own result in time; 95% hav
     ],
 )
 def test_given_a_drive_when_judged_then_it_passes_by_stated_shares_and_a_busy_machine_gives_no_verdict(
-    change, status, short, shown
+    state, change, status, short, shown
 ):
-    state = drive()
     change(state)
     verdict = judge(state)
     assert (verdict.failures, verdict.status) == ([], status)
@@ -189,8 +192,7 @@ def test_given_a_terminal_when_summed_up_then_no_word_is_cut_off(width: int):
     assert " perception " in text
 
 
-def test_given_sabotage_when_summed_up_then_each_kind_tells_how_often_and_how_it_was_answered():
-    state = drive()
+def test_given_sabotage_when_summed_up_then_each_kind_tells_how_often_and_how_it_was_answered(state):
     state.stages["perception"].add(
         SeenFrame(STAMP_NS - 10**9, Outcome.CRASHED, Fallback.BACKUP, 41.0, 50.0, -9.0)
     )
@@ -206,8 +208,7 @@ def test_given_sabotage_when_summed_up_then_each_kind_tells_how_often_and_how_it
     assert "hang 2 -30.00 1 on time, 1 not seen" in rows
 
 
-def test_given_a_drive_when_reported_then_it_is_strict_json_with_null_for_the_unknown():
-    state = drive()
+def test_given_a_drive_when_reported_then_it_is_strict_json_with_null_for_the_unknown(state):
     state.stages["planning"].worst_ms = -math.inf
     state.on_journal("perception", json.dumps({"kind": "nan", "stamp_ns": 5, "pid": 1}))
     said = json.loads(json.dumps(report(state, judge(state)), allow_nan=False))
@@ -232,8 +233,7 @@ def test_given_what_the_player_writes_when_folded_then_words_notes_and_garbage_f
     assert [event.text for event in state.events] == ["again", "Traceback"]
 
 
-def test_given_an_injection_when_the_frame_of_its_stamp_is_answered_then_they_are_matched_once():
-    state = drive()
+def test_given_an_injection_when_the_frame_of_its_stamp_is_answered_then_they_are_matched_once(state):
     stage, stamp_ns = state.stages["perception"], STAMP_NS + 10**10
     for name, at_ns in (("perception", stamp_ns), ("unknown", STAMP_NS)):
         state.on_journal(name, json.dumps({"kind": "sigkill", "stamp_ns": at_ns, "pid": 7}))
@@ -251,9 +251,8 @@ def test_given_an_injection_when_the_frame_of_its_stamp_is_answered_then_they_ar
     [("starting", "starting"), ("driving", "10.0 of 20 s"), ("drove 10.0 s", "drove 10.0 s")],
 )
 def test_given_a_phase_when_drawn_then_the_first_row_shows_it_and_the_picture_fills_the_terminal(
-    phase, words
+    state, phase, words
 ):
-    state = drive()
     state.phase, state.elapsed_s = phase, 10.0
     console = Console(width=100, height=30, file=io.StringIO(), color_system=None)
     with console.capture() as capture:

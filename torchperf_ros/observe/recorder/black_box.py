@@ -9,7 +9,7 @@ import math
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -39,11 +39,15 @@ class _Kept(NamedTuple):
 
 
 class _Entry(NamedTuple):
-    """A message for the log; `data` is None if it was overwritten before it could be copied."""
+    """A message for the log."""
 
     t_ns: int
     topic: _Topic
-    data: bytes | None
+    data: bytes
+
+
+def _always() -> bool:
+    return True
 
 
 @dataclass
@@ -58,15 +62,26 @@ class _Incident:
     overwritten: int = 0
     is_over: bool = False
 
-    def add(self, entries: Iterable[_Entry]) -> None:
-        for entry in entries:
-            if entry.data is None:
-                self.overwritten += 1
-            elif len(entry.data) > self.left_bytes:
-                self.left_out += 1
-            else:
-                self.left_bytes -= len(entry.data)
-                self.entries.append(entry)
+    def take(
+        self,
+        t_ns: int,
+        topic: _Topic,
+        data: bytes | memoryview,
+        is_there: Callable[[], bool] = _always,
+    ) -> None:
+        """Have a message in the log; one that finds no room is counted, and not copied.
+
+        `is_there`, asked after the copy: whether nothing was written over the message before.
+        """
+        if len(data) > self.left_bytes:
+            self.left_out += 1
+            return
+        copied = bytes(data)
+        if is_there():
+            self.left_bytes -= len(copied)
+            self.entries.append(_Entry(t_ns, topic, copied))
+        else:
+            self.overwritten += 1
 
 
 class BlackBox:
@@ -154,27 +169,28 @@ class BlackBox:
         while kept and (now_ns - kept[0].kept_ns > self._before_ns or self.held_bytes > self._part_bytes):
             self.held_bytes -= kept.popleft().size
         if self._incident is not None and not self._incident.is_over:
-            self._incident.add(self._entries(entry))
+            self._add(self._incident, entry)
 
-    def _entries(self, kept: _Kept) -> Iterator[_Entry]:
+    def _add(self, incident: _Incident, kept: _Kept) -> None:
+        """Have the messages of something kept in the log, as far as there is room for them."""
         record, t_ns = kept.record, max(kept.t_ns, 0)
         if isinstance(record, MessageRecord):
-            yield _Entry(t_ns, self._topics[record.topic], record.data)
+            incident.take(t_ns, self._topics[record.topic], record.data)
             return
         received_ns = record.t_ns - (record.published_ns - record.received_ns)
         # The trigger comes last, as a replay needs it, and later than all others.
         for item in sorted(kept.inputs, key=lambda item: -item.index):
-            topic, data = self._inputs[record.stage][item.index], bytes(item.data)
+            topic = self._inputs[record.stage][item.index]
             earlier_ns = max(item.waited_us * NS_PER_US, 1) if item.index else 0
             if topic is not None:
-                is_there = item.index or record.is_there
-                yield _Entry(max(received_ns - earlier_ns, 0), topic, data if is_there else None)
+                is_there = _always if item.index else lambda: record.is_there
+                incident.take(max(received_ns - earlier_ns, 0), topic, item.data, is_there)
         if record.payload is not None:
-            yield _Entry(t_ns, self._outputs[record.stage], record.payload)
-        yield _Entry(t_ns, self._row_topic, self._rows[record.stage].of_row(record.row))
+            incident.take(t_ns, self._outputs[record.stage], record.payload)
+        incident.take(t_ns, self._row_topic, self._rows[record.stage].of_row(record.row))
         answer_ms = float(record.row["answer_ms"])
         if not math.isnan(answer_ms):  # the last stage's
-            yield _Entry(t_ns, self._latency_topic, float64_bytes(answer_ms))
+            incident.take(t_ns, self._latency_topic, float64_bytes(answer_ms))
 
     def record(
         self,
@@ -195,7 +211,7 @@ class BlackBox:
         room = self._part_bytes
         incident = self._incident = _Incident(name, now_s + self._after_s, dict(files), room, more_files)
         for kept in self._kept:
-            incident.add(self._entries(kept))
+            self._add(incident, kept)
         incident.left_bytes = room
 
     def tick(self, now_s: float) -> None:
@@ -249,7 +265,7 @@ class BlackBox:
             for entry in sorted(incident.entries, key=lambda entry: entry.t_ns):
                 if entry.topic not in connections:
                     connections[entry.topic] = writer.add_connection(*entry.topic, typestore=store)
-                writer.write(connections[entry.topic], entry.t_ns, entry.data or b"")
+                writer.write(connections[entry.topic], entry.t_ns, entry.data)
 
 
 def _before_jump(entries: Iterable[_Kept | _Entry], t_ns: int) -> int:

@@ -16,7 +16,6 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import psutil
@@ -25,7 +24,7 @@ from torchperf_ros.api.clock import NS_PER_S
 from torchperf_ros.api.errors import ProtocolError
 from torchperf_ros.observe.telemetry.record_stream import MAX_PACKET_BYTES, StreamWriter
 from torchperf_ros.settings.config import NodeConfig
-from torchperf_ros.settings.user_folder import node_folder, user_folder
+from torchperf_ros.settings.user_folder import node_folder
 from torchperf_ros.stage.frame import Answer
 from torchperf_ros.workers.frame_ring import FrameRing, RingExtra, record_size
 from torchperf_ros.workers.incident_folder import open_incidents
@@ -33,10 +32,10 @@ from torchperf_ros.workers.process_setup import step_back
 
 _ENTRY: Final = """\
 import os, sys
-from torchperf_ros.workers.process_setup import leave_priority, outlive_the_group
+from torchperf_ros.workers.process_setup import leave_priority, outlive_the_group, set_nice
 outlive_the_group()
 leave_priority()  # before the imports: they take 0.3 s, and the node's first frames come just then
-os.setpriority(os.PRIO_PROCESS, 0, 10)  # at 19, a full machine leaves it too little to keep images, when they matter
+set_nice(os.getpid(), 10)  # at 19, a full machine leaves it too little to keep images, when they matter
 from torchperf_ros.observe.recorder.recorder import main
 main(*map(int, sys.argv[1:]))"""
 _QUEUE_BYTES: Final = 1 << 20
@@ -180,13 +179,12 @@ class Recording:
         self.ros_offset_ns = int(setup["ros_offset_ns"])
         self._clock = clock
         self._evidence = open_incidents(config.evidence_dir, config.evidence_mib)
-        default = node_folder(user_folder("XDG_STATE_HOME", ".local/state") / "records", setup["node"])
         after_s = config.black_box_s / 2
         self._setup = {
             **setup,
             **{name: getattr(config, name) for name in _PARAMETERS},
             "black_box_after_s": after_s,
-            "record_dir": str(Path(config.record_dir).expanduser() if config.record_dir else default),
+            "record_dir": str(node_folder(self._evidence.root / "records", setup["node"])),
         }
         self._stage_fds = [ring.fd for ring in rings]
         extra = RingExtra(config.black_box_mib << 20)
@@ -340,9 +338,7 @@ class Recording:
     def _start_again(self) -> None:
         """Start another recorder, unless that was just tried, or the last one still waits for its disk."""
         if self._killed is not None and not self._killed.has_ended():
-            self.problem = (
-                "the recorder was killed and has not ended: look at the disk of record_dir and evidence_dir"
-            )
+            self.problem = "the recorder was killed and has not ended: look at the disk of evidence_dir"
             return
         self._killed = None
         if self._clock() - self._tried_at >= _RESTART_S:

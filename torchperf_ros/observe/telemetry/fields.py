@@ -22,6 +22,7 @@ from torchperf_ros.settings.build_options import version_of
 from torchperf_ros.settings.config import BASE, NodeConfig
 from torchperf_ros.stage.figures import Spans
 from torchperf_ros.stage.ladder import Forecast
+from torchperf_ros.stage.limits import MEMORY_SHARE
 from torchperf_ros.stage.stage import Stage
 
 # The values of a status on `/diagnostics`, by key.
@@ -74,7 +75,7 @@ class NodeLook:
         """Take memory in use, the values of the emergency lane's status, and how many scrapes were refused."""
         self.use, self.lane, self.refused = use, lane, refused
         self.used_share = use.used_share(config.memory_limit_mib)
-        self.memory_share = config.memory_share
+        self.memory_share = MEMORY_SHARE
 
 
 @dataclass(frozen=True)

@@ -423,18 +423,18 @@ def _reached(stack: contextlib.ExitStack, batch: BatchOptions) -> tuple["Client"
     from distributed import TimeoutError as Overdue
 
     if not _ADDRESS.fullmatch(batch.scheduler):
-        raise BatchError(f"--scheduler {batch.scheduler}: has to be an address like tcp://10.0.0.5:8786")
+        raise BatchError(f"--parallel {batch.scheduler}: has to be an address like tcp://10.0.0.5:8786")
     try:
         client = stack.enter_context(Client(batch.scheduler, timeout=_CONNECT_S, set_as_default=False))
     except (OSError, ValueError, Overdue) as error:
-        raise BatchError(f"--scheduler {batch.scheduler}: no scheduler answers there: {error}") from error
+        raise BatchError(f"--parallel {batch.scheduler}: no scheduler answers there: {error}") from error
     with contextlib.suppress(Overdue):
         client.wait_for_workers(1, timeout=30.0)
     hosts = Counter(worker["host"] for worker in client.scheduler_info(n_workers=-1)["workers"].values())
     if not hosts:
         example = f"dask worker {batch.scheduler} --nworkers 1 --nthreads 1"
         raise BatchError(
-            f"--scheduler {batch.scheduler}: has no worker; start some, on each machine: `{example}`"
+            f"--parallel {batch.scheduler}: has no worker; start some, on each machine: `{example}`"
         )
     return client, max(hosts.values())
 

@@ -113,7 +113,7 @@ class _Pool:
         self._stage, self._kept = stage, kept
         self.using = threading.Lock()
         self.last_error = ""
-        self._clock, self._timer_ns = clock, _NEVER
+        self._clock, self.at_ns = clock, _NEVER
         self._waited: dict[int, _Worker] = {}
         self._start_at_ns: dict[int, int] = {}
 
@@ -204,7 +204,7 @@ class _Pool:
     def next_ns(self) -> int | None:
         """When something is due: the timer, a worker, or its replacement; None: nothing is."""
         workers = [worker.due_ns for worker in self._waited.values() if worker.due_ns is not None]
-        timer = [self._timer_ns] if self._timer_ns else []
+        timer = [self.at_ns] if self.at_ns else []
         return min([*timer, *workers, *self._start_at_ns.values()], default=None)
 
     def due(self, now_ns: int) -> list[int]:
@@ -212,7 +212,7 @@ class _Pool:
         due = sorted(
             (w.due_ns, n) for n, w in self._waited.items() if w.due_ns is not None and w.due_ns <= now_ns
         )
-        timer = [_TIMER] if self._timer_ns and self._timer_ns <= now_ns else []
+        timer = [_TIMER] if self.at_ns and self.at_ns <= now_ns else []
         return timer + [number for _, number in due]
 
     def worker(self, descriptor: int) -> "_Worker | None":
@@ -221,14 +221,14 @@ class _Pool:
         None for the timer, which is cleared, or a worker just dropped.
         """
         if descriptor == _TIMER:
-            self._timer_ns = _NEVER
+            self.at_ns = _NEVER
         return self._waited.get(descriptor)
 
     def set(self, at_ns: int) -> None:
-        self._timer_ns = at_ns
+        self.at_ns = at_ns
 
     def wake(self) -> None:
-        self._timer_ns = 1
+        self.at_ns = 1
 
     def add(self, worker: "_Worker") -> None:
         self._waited[worker.number] = worker

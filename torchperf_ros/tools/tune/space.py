@@ -15,7 +15,7 @@ from torchperf_ros.settings.build_options import (
     PRECISIONS,
     STATIC_ENGINE,
 )
-from torchperf_ros.settings.shape_options import bucket_count, bucket_width
+from torchperf_ros.settings.shape_options import bucket_width
 from torchperf_ros.tools.tune.trial import (
     BUCKET,
     EAGER,
@@ -33,7 +33,6 @@ from torchperf_ros.tools.tune.trial import (
 _COMPILE, _AOTI = OF_PARTS, STATIC_ENGINE
 _CUDA_GRAPH_MODES = (GRAPH_MODE, "max-autotune")
 _BUCKET_COUNTS = (4, 8)
-_MOST_STATIC_GRAPHS = 8  # each is compiled before the first frame
 _NEAR = 1.25
 _FURTHER = "further compiled candidates"
 # On CUDA: what is cheapest, and then what gains most on convolutions and on products of matrices.
@@ -202,14 +201,10 @@ class TuneSpace:
             yield _with(best, channels_last=not best.options.channels_last)
 
     def _buckets(self, best: TuneCandidate) -> Iterator[TuneCandidate]:
-        """About 4 and 8 buckets in all; where there are few enough, also with a compiled graph for each."""
+        """About 4 and 8 buckets in all."""
         for most in _BUCKET_COUNTS if self._facts.ranges else ():
             width = bucket_width(self._facts.ranges, most)
-            bucketed = replace(best, shapes=BUCKET, bucket_width=width)
-            yield bucketed
-            few = bucket_count(self._facts.ranges, width) <= _MOST_STATIC_GRAPHS
-            if best.options.engine == _COMPILE and few:
-                yield _with(bucketed, dynamic="never")
+            yield _with(replace(best, shapes=BUCKET, bucket_width=width), dynamic="auto")
 
     def _modes(self, best: TuneCandidate) -> Iterator[TuneCandidate]:
         """The default, and what takes longest to build: automatic tuning."""

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from torchperf_ros.api.errors import ConfigError
+from torchperf_ros.settings.build_options import GRAPH_MODE
 from torchperf_ros.settings.config import STAGE_DEFAULTS, NodeConfig, StageConfig
 from torchperf_ros.settings.params_file import config_of, params_of_file
-from torchperf_ros.tools.tune.trial import TuneCandidate
+from torchperf_ros.tools.tune.trial import BUCKET, TuneCandidate
 
 _HANG_MS = 1000.0
 
@@ -135,14 +136,11 @@ def tuned_parameters(
         # what only a scene has stands there
         "tiers": [stage.tiers[tier] for tier in stage.scenes[0].tiers],
         "engine": options.engine,
-        "compile_mode": options.mode,
-        "dynamic": options.dynamic,
+        "compile_mode": GRAPH_MODE if options.cuda_graphs else options.mode,
         "precision": every[:1] if len(set(every)) == 1 else every,
         "channels_last": options.channels_last,
         "parts": options.parts,
-        "cuda_graphs": options.cuda_graphs,
-        "shapes": found.shapes,
-        "bucket_width": found.bucket_width,
+        "shapes": f"{BUCKET} {found.bucket_width}" if found.shapes == BUCKET else found.shapes,
     }
     if stage.streams:  # each has a budget of its own
         del own["budget_ms"]
