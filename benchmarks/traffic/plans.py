@@ -453,11 +453,7 @@ def streams(seed: int, count: int) -> Iterator[Scene]:
 
 
 def false_stops(
-    scene: Scene,
-    *,
-    first: bool = False,
-    yaw_noise: Callable[[], float] = float,
-    until_m: float = 100.0,
+    scene: Scene, *, first: bool = False, until_m: float = 100.0, yaw_noise: Callable[[], float] = float
 ) -> list[str]:
     """Why plans of a passage are replaced, ten a second, from 40 m before the bend until 60 m behind its beginning.
 

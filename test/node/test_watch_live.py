@@ -157,7 +157,9 @@ def test_given_a_camera_at_fault_when_it_goes_on_with_new_stamps_then_an_error_s
     assert text.format(watched.node.namespace) in status.message
     values = {pair.key: pair.value for pair in status.values}
     assert values["topic"] == f"{watched.node.namespace}/image"
-    assert values.get("evidence") or fault != "half"  # there is one incident a minute
+    # There is one incident a minute. On a busy machine an input that stopped for a moment may have had it.
+    told = [pair for array in watched.node.anomalies for one in array.status for pair in one.values]
+    assert any(pair.key == "evidence" and pair.value for pair in told)
 
 
 def test_given_a_model_that_is_slow_when_deadlines_are_missed_then_their_share_is_told_with_the_load_of_others(
