@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from torchperf_ros.api.clock import NS_PER_MS
 from torchperf_ros.api.outcome import Outcome
@@ -16,14 +17,27 @@ from torchperf_ros.workers.protocol import Response
 from torchperf_ros.workers.worker_pool import WorkerPool
 from torchperf_ros.workers.worker_process import RunPart, WorkerProcess
 
+_REFUTED = (
+    3  # times a worker fails where another does not, without a good run in between: then it is replaced
+)
 _MUCH = 0.5  # of a budget, gone before the frame came: that explains more than what the run took
+
+
+@dataclass
+class _Doubt:
+    """What speaks against a worker: the streams and tiers of its failures, and how often another ran one well."""
+
+    failed: set[tuple[int, int]] = field(default_factory=set)
+    refuted: int = 0
 
 
 class Crew:
     """Hands frames to the workers of a pool and takes their responses; every call holds the stage's lock.
 
     The worker that ran last is preferred (its caches are warm); while it is busy the other takes over and
-    becomes the preferred one, so that a first worker that comes back becomes the standby.
+    becomes the preferred one, so that a first worker that comes back becomes the standby. After an error or
+    an invalid output the other one is preferred. A worker that fails again and again where another does not
+    has a broken state, as of a leak of descriptors: it is replaced.
 
     Attributes:
         pool: the workers.
@@ -48,6 +62,7 @@ class Crew:
         self.preferred: WorkerProcess | None = None
         self._running: dict[WorkerProcess, Turn | Job | FrameBatch] = {}
         self._lessons: list[tuple[TierLadder, int, float, float]] = []
+        self._doubts: dict[WorkerProcess, _Doubt] = {}
 
     # -- who is idle
 
@@ -259,6 +274,11 @@ class Crew:
     ) -> None:
         """What has come of a run, to its frame."""
         outcome = Outcome(response.outcome)
+        kind = run.stream, run.tier if worker is run.runner else run.ladder.last
+        if outcome is Outcome.ON_TIME:
+            self._trust(worker, kind)
+        elif outcome is Outcome.ERROR or outcome is Outcome.INVALID:
+            self._doubt(worker, kind)
         if outcome is not Outcome.ON_TIME:
             self._failed(worker, run, outcome, payload.decode(errors="replace"))
         elif run.answered:
@@ -268,6 +288,29 @@ class Crew:
             run.result = RunResult(payload, response.tier, steps, response.step)
         else:
             run.backup_result = RunResult(payload, response.tier, steps, response.step)
+
+    def _doubt(self, worker: WorkerProcess, kind: tuple[int, int]) -> None:
+        self._doubts.setdefault(worker, _Doubt()).failed.add(kind)
+        if worker is self.preferred:
+            others = (one for one in self.pool.everyone if one is not worker and one.available)
+            self.preferred = next(others, worker)
+
+    def _trust(self, worker: WorkerProcess, kind: tuple[int, int]) -> None:
+        """A good run clears a worker, and speaks against another that failed at the same: that one is tried again."""
+        if not self._doubts:
+            return
+        self._doubts.pop(worker, None)
+        for other, doubt in self._doubts.items():
+            if kind not in doubt.failed:
+                continue
+            doubt.failed.clear()
+            doubt.refuted += 1
+            if doubt.refuted < _REFUTED:
+                self.preferred = other
+            elif other.idle:
+                other.kill(
+                    f"it failed {doubt.refuted} times where another worker did not, and never ran well between"
+                )
 
     def _ladder_of(self, job: Job) -> TierLadder:
         return self.ladder if job.turn is None else job.turn.ladder
@@ -396,6 +439,7 @@ class Crew:
         if not worker.idle:
             return False
         worker.withdraw()
+        self._doubts.pop(worker, None)
         self._waiter.drop(worker)
         self._calibrate(successor)
         return True
@@ -406,6 +450,7 @@ class Crew:
         The second call for one does nothing.
         """
         worker.withdraw()
+        self._doubts.pop(worker, None)
         if not self._waiter.drop(worker):
             return None
         run = self._running.pop(worker, None)

@@ -202,3 +202,34 @@ def test_given_a_few_slow_starts_of_runs_when_frames_wait_then_they_still_run_to
     before = sum(stream.counters.batched for stream in streams)
     take_together(streams, None)
     assert sum(stream.counters.batched for stream in streams) == before + 3
+
+
+@pytest.mark.parametrize("fault", ["raise", "nan"])
+def test_given_a_worker_that_fails_at_every_streams_frames_and_one_that_does_not_when_they_go_on_then_it_is_replaced(
+    start_streams, fault
+):
+    front, left = start_streams("front", "left")
+    broken, well = front.pids
+    orders = {"do": fault, "once": False, "only": broken}
+    asked = 0
+    while broken in front.pids and asked < 60:
+        for stream in (front, left):
+            stream.ask(orders)
+        asked += 1
+    front.wait_for_workers()
+    assert broken not in front.pids
+    assert well in front.pids
+    assert any("failed 3 times where another worker did not" in text for _, text in front.logs)
+    assert words([stream.ask(orders) for stream in (front, left) for _ in range(3)]) == ["on_time"] * 6
+
+
+def test_given_a_stream_whose_every_frame_fails_when_another_goes_on_then_no_worker_is_replaced_for_it(
+    start_streams,
+):
+    bad, well = start_streams("bad", "well")
+    pids = set(bad.pids)
+    for _ in range(12):
+        asked = bad.offer({"do": "raise", "once": False})[0], well.offer()[0]
+        assert bad.answer(asked[0]).outcome.word == "error"
+        assert well.answer(asked[1]).outcome.word == "on_time"
+    assert set(bad.pids) == pids
