@@ -30,7 +30,7 @@ from torchperf_ros.engines.package import compare, make_runner
 from torchperf_ros.engines.package_engine import export
 from torchperf_ros.engines.parity import check_engine
 from torchperf_ros.engines.stopwatch import Timing, time_interleaved
-from torchperf_ros.settings.build_options import AUTO, BuildOptions, installed_engines
+from torchperf_ros.settings.build_options import AUTO, DISTRIBUTIONS, BuildOptions, installed
 
 _CPU = torch.device("cpu")
 _EAGER = "eager"
@@ -153,7 +153,11 @@ def _measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     make, shape = MODELS[name]
     torch.manual_seed(0)
     model, example = make().eval(), (torch.randn(shape),)
-    wanted = [engine for engine in arguments.engines if engine in installed_engines()]
+    wanted = [
+        engine
+        for engine in arguments.engines
+        if engine not in DISTRIBUTIONS or installed(DISTRIBUTIONS[engine])
+    ]
     calls: dict[str, Call] = {_EAGER: model}
     parity, left_out = {_EAGER: 0.0}, {}
     with tempfile.TemporaryDirectory(prefix="torchperf_engines_") as folder:

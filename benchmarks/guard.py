@@ -12,7 +12,8 @@ the lane, and by one that has seen no plan before.
 Noise: what perception sends, without velocities and ids, with noise of its places, in any order, a
 twentieth missing. How many plans are replaced that are accepted with exact objects and velocities; and how
 many frames later a lead that brakes, a pedestrian and a car that cuts in are seen, by a planner that goes
-on as if there was nothing.
+on as if there was nothing. Faults: the same with noise of 0.1 m at 10 Hz, and something else that is wrong with
+detections. A plan that goes out as unchecked is not replaced.
 """
 
 import argparse
@@ -41,7 +42,9 @@ _LANES_M = (-7.0, -3.5, 3.5, 7.0)
 _NOISE_M, _HZ = (0.0, 0.05, 0.1, 0.2), (10.0, 20.0, 30.0)
 _MISSING = 0.05  # of the detections
 _MARGIN_M = 0.3
+_STREAM_M = 200.0  # of a drive through a bend
 _OF_ROOM, _PLANS = 8, 150  # one in so many overtakings has to have room; of each
+_FAULTS_AT = (0.1, 10.0)  # m and Hz
 _FIRST = 5  # arrays, in which everything is new
 _EPILOG = """\
 targets: with 30 poses and 32 objects, p50 <= 0.5 ms and p99 <= 1 ms; at most 2 % of good plans replaced where places
@@ -52,6 +55,7 @@ examples:
   ./run bench guard --parts cost
   ./run bench guard --parts noise --drive-s 60 --events 50 --seed 7
   ./run bench guard --parts head-on --plans 1000 --seed 7
+  ./run bench guard --parts head-on,bends --yaw-noise 0.005
   ./run bench guard --times 20000 --poses 60 --objects 64 --json guard.json"""
 
 
@@ -59,6 +63,7 @@ def main() -> int:
     parts = {
         "cost": _cost,
         "noise": _noise,
+        "faults": _faults,
         "head-on": _head_on,
         "bends": _bends,
         "overtaking": _overtaking,
@@ -80,6 +85,8 @@ def _parser(parts: Iterable[str]) -> argparse.ArgumentParser:
     parser.add_argument("--events", type=int, default=20, help="of each kind, at each noise (default 20)")
     about = "that end head-on, twice as many clear ones, half as many bends (default 500)"
     parser.add_argument("--plans", type=int, default=500, help=about)
+    about = "of the odometry in head-on plans and bends that are driven, white, in rad/s (default 0)"
+    parser.add_argument("--yaw-noise", type=float, default=0.0, help=about)
     parser.add_argument("--drives", type=int, default=108, help="overtakings (default 108)")
     parser.add_argument(
         "--seed", type=int, default=1, help="that plans and traffic are drawn from (default 1)"
@@ -112,9 +119,11 @@ def _head_on(arguments: argparse.Namespace, report: Report) -> tuple[dict[str, A
         f" {arguments.seed}"
     )
     found: dict[str, list[bool]] = {}
+    noise = _yaw_noise(arguments)
 
     def judge(kind: str, scene: traffic.Scene) -> None:
-        found.setdefault(f"{kind}, driven", []).append(bool(traffic.refused_driven(scene, 1.0)))
+        driven = traffic.refused_driven(scene, 1.0, noise)
+        found.setdefault(f"{kind}, driven", []).append(bool(driven))
         found.setdefault(kind, []).append(bool(traffic.refused(scene, 1.0)))
 
     for scene in traffic.head_on_plans(arguments.seed, arguments.plans):
@@ -142,11 +151,23 @@ def _head_on(arguments: argparse.Namespace, report: Report) -> tuple[dict[str, A
     ]
 
 
+def _yaw_noise(arguments: argparse.Namespace) -> Callable[[], float]:
+    rng = np.random.default_rng(arguments.seed)
+    return lambda: float(rng.normal(0.0, arguments.yaw_noise))
+
+
 def _bends(arguments: argparse.Namespace, report: Report) -> tuple[dict[str, Any], list[Target]]:
     count = arguments.plans // 2
     say(f"{count} passages into a bend beside cars, from seed {arguments.seed}")
-    stops = [traffic.false_stops(scene) for scene in traffic.passages(arguments.seed, count)]
+    noise = _yaw_noise(arguments)
+    stops = [
+        traffic.false_stops(scene, yaw_noise=noise) for scene in traffic.passages(arguments.seed, count)
+    ]
     first = [traffic.false_stops(scene, first=True) for scene in traffic.passages(arguments.seed, count)]
+    stream = [
+        traffic.false_stops(scene, until_m=_STREAM_M, yaw_noise=noise)
+        for scene in traffic.streams(arguments.seed, count)
+    ]
     passages, plans = sum(map(bool, stops)), sum(map(len, stops))
     report.table(
         f"passages into a bend, from seed {arguments.seed}",
@@ -154,9 +175,10 @@ def _bends(arguments: argparse.Namespace, report: Report) -> tuple[dict[str, Any
         [
             ["beside a car, driven", count, passages, plans],
             ["each plan the first", count, sum(map(bool, first)), sum(map(len, first))],
+            ["through it, several come", count, sum(map(bool, stream)), sum(map(len, stream))],
         ],
     )
-    figures = {"drawn": count, "passages": passages, "plans": plans}
+    figures = {"drawn": count, "passages": passages, "plans": plans, "stream, plans": sum(map(len, stream))}
     return figures, [Target("passages into a bend with a false stop", passages, "==", 0)]
 
 
@@ -258,7 +280,26 @@ def _noise(arguments: argparse.Namespace, report: Report) -> tuple[dict[str, Any
     return figures, [Target("good plans replaced at 0.1 m of noise or less", max(known), "<=", 2.0, "%")]
 
 
-def _good_plans(arguments: argparse.Namespace, sigma_m: float, hz: float) -> tuple[int, int, int, float]:
+def _faults(arguments: argparse.Namespace, report: Report) -> tuple[dict[str, Any], list[Target]]:
+    figures, rows, (sigma_m, hz) = {}, [], _FAULTS_AT
+    for fault, what in {"": "nothing else", **detections.FAULTS}.items():
+        say(f"noise of {sigma_m:g} m at {hz:g} Hz, and {what}, from seed {arguments.seed}")
+        _, good, replaced, _ = _good_plans(arguments, sigma_m, hz, fault)
+        found = _events(arguments, sigma_m, hz, fault)
+        share = 100 * replaced / max(good, 1)
+        later = [f"{one['p50']:g}, {one['max']:g}" for one in found.values()]
+        rows.append([what, good, replaced, share, *later])
+        figures[fault or "none"] = {"good": good, "replaced": replaced, "frames_later": found}
+    columns = ("", "good plans", "replaced", "%", *(f"later: {kind}" for kind in detections.EVENTS))
+    report.table(
+        f"noise of {sigma_m:g} m at {hz:g} Hz, and a fault, from seed {arguments.seed}", columns, rows
+    )
+    return figures, []
+
+
+def _good_plans(
+    arguments: argparse.Namespace, sigma_m: float, hz: float, fault: str = ""
+) -> tuple[int, int, int, float]:
     """Plans drawn.
 
     Those that are accepted with exact objects; how many of these are replaced; most of a scene in %.
@@ -266,7 +307,7 @@ def _good_plans(arguments: argparse.Namespace, sigma_m: float, hz: float) -> tup
     options, drawn, good, replaced, worst = guard_options({"guard.act": ["all"]}), 0, 0, 0, 0.0
     for scene in detections.SCENES.values():
         exact, guard, of_scene = Guard(options), Guard(options), [0, 0]
-        detector = detections.Detector(sigma_m, _MISSING, arguments.seed)
+        detector = detections.Detector(sigma_m, _MISSING, arguments.seed, fault)
         for number, moment in enumerate(
             detections.drive(scene, arguments.drive_s, 1.0 / hz, arguments.seed)
         ):
@@ -275,13 +316,15 @@ def _good_plans(arguments: argparse.Namespace, sigma_m: float, hz: float) -> tup
             found = detections.check(guard, moment, detector.markers(moment))
             if is_good and number >= _FIRST:
                 of_scene[0] += 1
-                of_scene[1] += found.verdict is not GuardVerdict.ACCEPT
+                of_scene[1] += found.verdict not in detections.GOES_OUT
         good, replaced = good + of_scene[0], replaced + of_scene[1]
         worst = max(worst, 100 * of_scene[1] / max(of_scene[0], 1))
     return drawn, good, replaced, worst
 
 
-def _events(arguments: argparse.Namespace, sigma_m: float, hz: float) -> dict[str, dict[str, float]]:
+def _events(
+    arguments: argparse.Namespace, sigma_m: float, hz: float, fault: str = ""
+) -> dict[str, dict[str, float]]:
     """How many frames later than with exact objects and velocities each event is seen.
 
     And plans refused before it.
@@ -290,7 +333,7 @@ def _events(arguments: argparse.Namespace, sigma_m: float, hz: float) -> dict[st
     for kind in detections.EVENTS:
         later, false = [], 0
         for seed in range(arguments.seed, arguments.seed + arguments.events):
-            detector = detections.Detector(sigma_m, _MISSING, seed)
+            detector = detections.Detector(sigma_m, _MISSING, seed, fault)
             exact, _ = _seen_at(kind, hz, seed, lambda moment: moment.exact)
             noisy, before = _seen_at(kind, hz, seed, detector.markers)
             later.append(noisy - exact)
@@ -307,7 +350,7 @@ def _seen_at(
     """The frame from which on an event is seen, by which a plan is refused; and plans refused before it."""
     guard, before = Guard(guard_options({"guard.act": ["all"]})), 0
     for number, moment in enumerate(detections.event(kind, 1.0 / hz, seed)):
-        refused = detections.check(guard, moment, markers(moment)).verdict is not GuardVerdict.ACCEPT
+        refused = detections.check(guard, moment, markers(moment)).verdict not in detections.GOES_OUT
         if moment.t_s >= 0.0 and refused:
             return number, before
         before += refused and number >= _FIRST

@@ -62,8 +62,11 @@ def odometry_bytes(
     return bytes(encode(message, "nav_msgs/msg/Odometry"))
 
 
-def markers_bytes(boxes: Iterable[Box], stamp_ns=START_NS, frame="odom") -> bytes:
-    """A `visualization_msgs/MarkerArray`: a CUBE for each box and an ARROW for its velocity."""
+def markers_bytes(boxes: Iterable[Box], stamp_ns=START_NS, frame="odom", ids=None) -> bytes:
+    """A `visualization_msgs/MarkerArray`: a CUBE for each box and an ARROW for its velocity.
+
+    `ids`: of the boxes; by default their places in the list.
+    """
     kind, point, vector = (
         message_class(name)
         for name in (
@@ -74,7 +77,7 @@ def markers_bytes(boxes: Iterable[Box], stamp_ns=START_NS, frame="odom") -> byte
     )
     shared = vars(empty_message("visualization_msgs/msg/Marker", header=header(stamp_ns, frame), ns="car"))
     begin, markers = point(x=0.0, y=0.0, z=0.0), []
-    for number, box in enumerate(boxes):
+    for number, box in enumerate(boxes) if ids is None else zip(ids, boxes, strict=True):
         size = vector(x=float(box.length), y=float(box.width), z=1.5)
         own = {"id": number, "type": CUBE, "pose": _pose(box.x, box.y, box.yaw), "scale": size}
         markers.append(kind(**shared | own))

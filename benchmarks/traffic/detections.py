@@ -9,6 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks.rig.messages import START_NS, Box, S, markers_bytes, odometry_bytes, plan_bytes
+from torchperf_ros.api.outcome import GuardVerdict
+from torchperf_ros.safety.odometry import Motion
 
 AGE_S = 0.06  # of a plan's frame when the plan is checked
 LANE_M, LENGTH = 3.5, 4.5
@@ -18,6 +20,9 @@ IDM = {
     "accel": 1.5,
     "brake": 2.0,
 }  # Treiber and Kesting 2013, table 11.2; highway
+
+
+GOES_OUT = {GuardVerdict.ACCEPT, GuardVerdict.UNCHECKED}
 
 
 class Road:
@@ -142,11 +147,28 @@ def check(guard, moment: Moment, markers: bytes):
     return guard.check(moment.plan, moment.now_ns + later_ns, moment.ros_ns + later_ns, AGE_S * 1000)
 
 
-class Detector:
-    """Detections as perception sends them: places with noise, no velocity, in any order, some missing."""
+FAULTS = {
+    "split": "10 % of the boxes are two halves",
+    "merged": "in 20 % of the arrays, the two nearest boxes are one, if their middles are within 12 m",
+    "clutter": "each array has a box more, within 60 m ahead or behind and 20 m aside",
+    "new ids": "each id is drawn in each array",
+    "swapped ids": "ids stay, but in 20 % of the arrays two are swapped",
+    "NaN": "each array has a box whose place is NaN",
+    "jitter": "stamps are up to 20 ms off",
+    "repeat": "10 % of the arrays have the stamp of the one before",
+}
+"""What else may be wrong with detections, by its name."""
 
-    def __init__(self, sigma_m: float, missing: float = 0.0, seed: int = 1) -> None:
+
+class Detector:
+    """Detections as perception sends them: places with noise, no velocity, in any order, some missing.
+
+    `fault`: one of `FAULTS`, "" for none.
+    """
+
+    def __init__(self, sigma_m: float, missing: float = 0.0, seed: int = 1, fault: str = "") -> None:
         self._sigma_m, self._missing, self._rng = sigma_m, missing, np.random.default_rng(seed)
+        self._fault, self._stamp_ns = fault, 0
 
     def markers(self, moment: Moment) -> bytes:
         """CDR bytes; an id is the place in the list."""
@@ -157,8 +179,62 @@ class Detector:
                     moment.boxes[at],
                     rng.normal(0.0, self._sigma_m, 2) if self._sigma_m else (0.0, 0.0),
                 )
-                seen.append(box._replace(x=box.x + x, y=box.y + y, velocity=None))
-        return markers_bytes(seen, stamp_ns=moment.ros_ns)
+                seen.append((int(at), box._replace(x=box.x + x, y=box.y + y, velocity=None)))
+        ids, boxes = [number for number, _ in seen], [box for _, box in seen]
+        boxes = self._with_fault(boxes, moment)
+        if self._fault == "new ids":
+            ids = rng.integers(0, 1 << 30, len(boxes)).tolist()
+        elif self._fault == "swapped ids" and len(ids) > 1:
+            if rng.random() < 0.2:
+                one, other = rng.permutation(len(ids))[:2]
+                ids[one], ids[other] = ids[other], ids[one]
+        else:
+            ids = None
+        stamp_ns = moment.ros_ns
+        if self._fault == "jitter":
+            stamp_ns += round(rng.uniform(-0.02, 0.02) * S)
+        if self._fault == "repeat" and self._stamp_ns and rng.random() < 0.1:
+            stamp_ns = self._stamp_ns
+        self._stamp_ns = stamp_ns
+        return markers_bytes(boxes, stamp_ns=stamp_ns, ids=ids)
+
+    def _with_fault(self, boxes: list[Box], moment: Moment) -> list[Box]:
+        rng = self._rng
+        if self._fault == "split":
+            split = rng.random(len(boxes)) < 0.1
+            return [part for box, two in zip(boxes, split, strict=True) for part in _parts(box, two)]
+        if self._fault == "merged" and len(boxes) > 1 and rng.random() < 0.2:
+            return _merged(boxes)
+        if self._fault == "clutter":
+            motion = Motion.read(moment.odometry, 0)
+            off = complex(rng.uniform(-60.0, 60.0), rng.uniform(-20.0, 20.0)) * np.exp(1j * motion.yaw)
+            box = Box(motion.x + off.real, motion.y + off.imag, rng.uniform(-np.pi, np.pi), velocity=None)
+            return [*boxes, box]
+        if self._fault == "NaN":
+            return [*boxes, Box(float("nan"), 0.0, velocity=None)]
+        return boxes
+
+
+def _parts(box: Box, in_two: bool) -> list[Box]:
+    off = np.exp(1j * box.yaw) * box.length / 4
+    half = box._replace(length=box.length / 2)
+    return (
+        [half._replace(x=box.x + k * off.real, y=box.y + k * off.imag) for k in (1, -1)]
+        if in_two
+        else [box]
+    )
+
+
+def _merged(boxes: list[Box]) -> list[Box]:
+    """The two nearest as one box around both."""
+    places = np.array([complex(box.x, box.y) for box in boxes])
+    apart = np.abs(places[:, None] - places) + np.diag(np.full(len(boxes), np.inf))
+    one, other = np.unravel_index(apart.argmin(), apart.shape)
+    if apart[one, other] > 12.0:
+        return boxes
+    middle, length = 0.5 * (places[one] + places[other]), apart[one, other] + LENGTH
+    both = Box(middle.real, middle.imag, np.angle(places[one] - places[other]), length, velocity=None)
+    return [*(box for at, box in enumerate(boxes) if at not in {one, other}), both]
 
 
 def steady(speed):

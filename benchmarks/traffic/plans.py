@@ -219,26 +219,30 @@ def refused(scene: Scene, turned: float = 0.0, at_s: float = 0.0, **options: obj
     return judged(Guard(guard_options({"guard.shadow": ["distance"], **options})), scene, turned, at_s)
 
 
-def refused_driven(scene: Scene, turned: float = 0.0) -> str:
+def refused_driven(scene: Scene, turned: float = 0.0, yaw_noise: Callable[[], float] = float) -> str:
     """The same of a guard that has seen the plans before: of a planner that kept the lane until it changed it.
 
     It decides to change up to a second before the vehicle begins to, and drove a second and a half in its lane before.
+    `yaw_noise` draws by how much each yaw rate of the odometry is off, in rad/s.
     """
     guard = Guard(guard_options({"guard.shadow": ["distance"]}))
     begins_m = min((from_s for _, from_s, _ in scene.changes), default=0.0)
     decides_s = min(begins_m, 0.0) / scene.speed - 0.3
     keeps = replace(scene, changes=())
     for at_s in np.arange(-round(10.0 * (KEPT_S - decides_s)), 0.0) / 10.0:
-        judged(guard, keeps if at_s < decides_s else scene, turned, float(at_s))
-    return judged(guard, scene, turned, 0.0)
+        judged(guard, keeps if at_s < decides_s else scene, turned, float(at_s), yaw_noise)
+    return judged(guard, scene, turned, 0.0, yaw_noise)
 
 
-def judged(guard: Guard, scene: Scene, turned: float, at_s: float) -> str:
+def judged(
+    guard: Guard, scene: Scene, turned: float, at_s: float, yaw_noise: Callable[[], float] = float
+) -> str:
     """Why a guard, whose checks are in shadow, would replace the plan at a time."""
     times_s = np.arange(0.0, scene.horizon_s + 0.05, 0.1)
     place, yaw = scene.poses(scene.ways(at_s + times_s))
     near_s = scene.ways(at_s + np.array([-0.02, 0.02]))
     speed, rate = float(np.diff(near_s)[0]) / 0.04, float(np.diff(scene.poses(near_s)[1])[0]) / 0.04
+    rate += yaw_noise()
     turn = complex(math.cos(turned), math.sin(turned))
     place, yaw = place * turn, yaw + turned
     now_ns, ros_ns = 10 * S + round(at_s * S), START_NS + round(at_s * S)
@@ -431,18 +435,37 @@ def passages(seed: int, count: int) -> Iterator[Scene]:
         yield Scene("passage", road, speed, 0.0, rng.uniform(-0.3, 0.3), (), tuple(cars))
 
 
-def false_stops(scene: Scene, *, first: bool = False) -> list[str]:
+def streams(seed: int, count: int) -> Iterator[Scene]:
+    """Through a bend that begins 40 m ahead and ends, while several come at one speed; we return to our line twice."""
+    rng = np.random.default_rng(seed)
+    for _ in range(count):
+        speed, side, lean = rng.uniform(6.0, 28.0), rng.choice([-1, 1]), rng.choice([-1, 1])
+        bend, over = lean * min(rng.uniform(0.5, 2.0) / speed**2, 0.033), speed * rng.uniform(0.5, 3.0)
+        lasts = min(rng.uniform(0.3, 1.6) / abs(bend), 200.0)
+        ends = 40.0 + over + lasts
+        road = Road(((40.0, 0.0), (40.0 + over, bend), (ends, bend), (ends + over, 0.0)))
+        off_m, other = rng.uniform(-0.1, 0.1), road.held(rng.uniform(0.5, 1.1) * speed)
+        apart_m = other * rng.uniform(1.0, 3.0) + 8.0
+        ahead_m = rng.uniform(30.0, 150.0) + apart_m * np.arange(rng.integers(1, 6))
+        cars = tuple(Car(float(at), side * LANE_M + rng.uniform(-0.2, 0.2), -other) for at in ahead_m)
+        changes = tuple((-off_m * sign, at, 2.0 * speed) for sign, at in ((1.0, 20.0), (-1.0, 40.0 + over)))
+        yield Scene("stream", road, speed, 0.0, off_m, changes, cars)
+
+
+def false_stops(
+    scene: Scene, *, first: bool = False, until_m: float = 100.0, yaw_noise: Callable[[], float] = float
+) -> list[str]:
     """Why plans of a passage are replaced, ten a second, from 40 m before the bend until 60 m behind its beginning.
 
     By a guard that has driven in the lane for `KEPT_S` before; `first`: each by one that has seen none before.
     """
-    times_s = np.arange(0.0, 100.0 / scene.speed, 0.1)
+    times_s = np.arange(0.0, until_m / scene.speed, 0.1)
     if first:
         return list(filter(None, (refused(scene, 1.0, at_s) for at_s in times_s)))
     guard = Guard(guard_options({"guard.shadow": ["distance"]}))
     for at_s in np.arange(-round(10.0 * KEPT_S), 0.0) / 10.0:
-        judged(guard, scene, 1.0, float(at_s))
-    return list(filter(None, (judged(guard, scene, 1.0, float(at_s)) for at_s in times_s)))
+        judged(guard, scene, 1.0, float(at_s), yaw_noise)
+    return list(filter(None, (judged(guard, scene, 1.0, float(at_s), yaw_noise) for at_s in times_s)))
 
 
 def head_on_plans(seed: int, count: int) -> Iterator[Scene]:

@@ -18,7 +18,7 @@ from benchmarks.rig.scraper import free_port
 from ..ros_domain import own_domain
 from .conftest import ALONE, SMALL
 
-pytestmark = pytest.mark.ros
+pytestmark = [pytest.mark.ros, pytest.mark.timeout(900)]
 
 ARGUMENTS = {
     # the budget and the pace leave each frame its time beside other processes: frames that are not on time are
@@ -129,7 +129,6 @@ def test_telemetry_has_frames_with_scrapes_and_without(run_on):
     assert scrape["page_lines"] > 100
 
 
-@pytest.mark.timeout(900)
 def test_candidate_has_frames_with_and_without_and_the_way_back(run_on, monkeypatch):
     # A shadow has the lowest priority: beside busy processes each of its 50 frames takes seconds.
     monkeypatch.setattr(candidate, "_SERVES_WITHIN_S", 600.0)

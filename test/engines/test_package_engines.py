@@ -187,9 +187,13 @@ def test_given_a_plain_value_that_varies_or_is_none_of_these_when_built_then_the
 
 
 def test_given_a_scripted_part_when_built_then_it_is_named(engine):
-    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.jit.script(torch.nn.ReLU()))
-    with pytest.raises(EngineUnavailable, match="module 1 is scripted or traced"):
-        make_runner(BuiltTier(model, (torch.ones(1, 2),), {}, CPU), BuildOptions(engine))
+    part = torch.jit.script(torch.nn.ReLU())
+    for model, words in (
+        (torch.nn.Sequential(torch.nn.Linear(2, 2), part), r"module 1 .* only eager and compile run that"),
+        (part, r"the model is scripted or traced \(torch.jit\): only eager runs that"),
+    ):
+        with pytest.raises(EngineUnavailable, match=words):
+            make_runner(BuiltTier(model, (torch.ones(1, 2),), {}, CPU), BuildOptions(engine))
 
 
 @torch.inference_mode()

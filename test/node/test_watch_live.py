@@ -20,7 +20,7 @@ from torchperf_ros.observe.recorder.record_log import schema
 pytestmark = pytest.mark.ros
 EVERY_S = 0.1
 HEIGHT, STEP = 48, 192
-OFF, OTHER = 1, 2  # stages, after `camera`
+OFF, OTHER, TIERS = 1, 2, 3  # stages, after `camera`
 
 
 def picture(fault, before):
@@ -38,25 +38,28 @@ def picture(fault, before):
 
 
 RETURN_S = 3.0
-OTHER_ACTIONS = {
-    "bad": "bad input -> lower_rate",
-    "raise": "model error -> scene slow",
-    "nan": "invalid output -> backup_active",
+ACTIONS = {
+    "other": {
+        "bad": "bad input -> lower_rate",
+        "raise": "model error -> scene slow",
+        "nan": "invalid output -> backup_active",
+    },
+    "tiers": {"nan": "invalid output -> lower_tier"},
 }
-"""What is ordered of the model of stage `other`, and the rule that acts on it."""
+"""By stage, what is ordered of its model, and the rule that acts on it."""
 
 
 class Watched:
     """A node with a recorder that watches its stages, which all take the same images.
 
-    `camera` has no rules. `off` and `other` have the rules whose actions are tried. Frames come at 10 Hz
-    while something is waited for.
+    `camera` has no rules. The others have the rules whose actions are tried. Frames come at 10 Hz while
+    something is waited for.
     """
 
     def __init__(self, graph, start_node, obedient, folder):
         self.records = folder / "evidence" / "records"
         own = {"recorder": True, "evidence_dir": str(folder / "evidence")}
-        self.orders = {name: folder / name for name in ("camera", "off", "other")}
+        self.orders = {name: folder / name for name in ("camera", "off", *ACTIONS)}
         for orders in self.orders.values():
             orders.mkdir()
 
@@ -70,15 +73,20 @@ class Watched:
             return obedient(self.orders[name], **usual | changed)
 
         off = ["input frozen -> off"]
-        others = {"scenes": ["slow"], "scene.slow.tiers": ["fast"], "backup": "standby"}
+        own_of = {
+            "other": {"scenes": ["slow"], "scene.slow.tiers": ["fast"], "backup": "standby"},
+            "tiers": {"tiers": ["full", "medium", "fast"]},
+        }
+        acting = {
+            name: stage(name, actions=list(rules.values()), action_return_s=RETURN_S, **own_of[name])
+            for name, rules in ACTIONS.items()
+        }
         self.node = start_node(
             {
                 "stages": list(self.orders),
                 "camera": stage("camera"),
                 "off": stage("off", actions=off, action_return_s=RETURN_S),
-                "other": stage(
-                    "other", actions=list(OTHER_ACTIONS.values()), action_return_s=RETURN_S, **others
-                ),
+                **acting,
                 **own,
             }
         )
@@ -149,7 +157,9 @@ def test_given_a_camera_at_fault_when_it_goes_on_with_new_stamps_then_an_error_s
     assert text.format(watched.node.namespace) in status.message
     values = {pair.key: pair.value for pair in status.values}
     assert values["topic"] == f"{watched.node.namespace}/image"
-    assert values.get("evidence") or fault != "half"  # there is one incident a minute
+    # There is one incident a minute. On a busy machine an input that stopped for a moment may have had it.
+    told = [pair for array in watched.node.anomalies for one in array.status for pair in one.values]
+    assert any(pair.key == "evidence" and pair.value for pair in told)
 
 
 def test_given_a_model_that_is_slow_when_deadlines_are_missed_then_their_share_is_told_with_the_load_of_others(
@@ -216,18 +226,29 @@ def test_given_rules_that_turn_the_stage_off_when_the_camera_is_well_again_then_
 
 
 def test_given_rules_when_their_causes_were_there_once_then_each_action_begins_and_ends_once(watched):
-    before, waited_for = watched.taken("other"), set(OTHER_ACTIONS.values())
-    for order in OTHER_ACTIONS:
-        (watched.orders["other"] / f"{order}-64").touch()
+    began = len(watched.node.rows_of(TIERS))
+    due = {name: watched.taken(name) + len(rules) for name, rules in ACTIONS.items()}
+    waited_for = {(name, rule) for name, rules in ACTIONS.items() for rule in rules.values()}
+    for name, rules in ACTIONS.items():
+        for order in rules:
+            (watched.orders[name] / f"{order}-64").touch()
 
     def all_began():
-        in_force = watched.in_force("other")
-        waited_for.difference_update({rule for rule in waited_for if rule in in_force})
+        in_force = {name: watched.in_force(name) for name in ACTIONS}
+        waited_for.difference_update({(name, rule) for name, rule in waited_for if rule in in_force[name]})
         return not waited_for
 
     watched.drive(all_began, lambda: f"{waited_for}")
-    watched.drive(lambda: not watched.in_force("other"), "their end")
+    watched.drive(lambda: not any(map(watched.in_force, ACTIONS)), "their end")
     watched.drive_on(2.0 * RETURN_S)
-    assert (watched.in_force("other"), watched.taken("other")) == ("", before + len(OTHER_ACTIONS))
-    row = watched.node.rows_of(OTHER)[-1]
-    assert Outcome(int(row["outcome"])) in {Outcome.ON_TIME, Outcome.LATE}
+    # The number of steps tells of one that was taken in between, too, as of a second tier left out.
+    assert {name: (watched.in_force(name), watched.taken(name)) for name in ACTIONS} == {
+        name: ("", steps) for name, steps in due.items()
+    }
+    for stage in (OTHER, TIERS):
+        outcome = Outcome(int(watched.node.rows_of(stage)[-1]["outcome"]))
+        assert outcome in {Outcome.ON_TIME, Outcome.LATE}
+    tiers = [
+        row["tier"] for row in watched.node.rows_of(TIERS)[began:] if row["outcome"] == Outcome.ON_TIME
+    ]
+    assert (set(tiers), tiers[-1]) == ({0.0, 1.0}, 0.0)

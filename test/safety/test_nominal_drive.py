@@ -32,7 +32,8 @@ def test_given_detections_without_ids_and_velocities_when_they_are_noisy_then_ha
     scene,
 ):
     guard, detector = Guard(OPTIONS), Detector(0.1, missing=0.05)
-    found = [check(guard, moment, detector.markers(moment)) for moment in drive(SCENES[scene], DRIVE_S)]
+    drives = drive(SCENES[scene], DRIVE_S, 0.05)
+    found = [check(guard, moment, detector.markers(moment)) for moment in drives]
     # first everything is new, and stands
     refused = [one for one in found[5:] if one.verdict is not GuardVerdict.ACCEPT]
     print(f"{scene}: {len(refused)} of {len(found)} refused", [one.reason for one in refused[:3]])

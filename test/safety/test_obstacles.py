@@ -223,6 +223,23 @@ def test_given_no_stamps_when_an_object_moves_then_receipts_say_how_fast_and_no_
     assert found.seen.velocities[0].real == pytest.approx(50.0, abs=5.0)  # half a metre in 10 ms
 
 
+def test_given_a_stamp_that_stays_when_the_object_moves_on_then_the_receipt_says_when_it_was_seen():
+    found, at_s = None, 0.0
+    for number in range(24):
+        at_s = at_s if number in {12, 18, 19} else 0.1 * number
+        data = markers_bytes(
+            [Box(110.0 + 2.0 * number, 50.0, velocity=None)], stamp_ns=START_NS + round(at_s * S)
+        )
+        received_ns = 10 * S + number * S // 10
+        motion = replace(HERE, received_ns=received_ns, stamp_ns=START_NS + number * S // 10)
+        found = read(data, "plan", motion, found, received_ns)
+        if number > 4:
+            assert (found.no_velocity, len(found.seen.yaws)) == (0, 1), number
+            assert found.seen.velocities[0] == pytest.approx(20.0, abs=1.0)
+    again = read(data, "plan", motion, found, received_ns + S // 20)  # the same array: of its stamp
+    assert again.tracks is found.tracks
+
+
 def test_given_an_object_that_is_not_detected_when_it_was_a_moment_ago_then_it_counts_for_a_while():
     found = None
     for number in range(6):

@@ -1,15 +1,19 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from rosbags.typesys import Stores, get_typestore
 
 from benchmarks.rig.messages import START_NS, S, odometry_bytes
 from torchperf_ros.api.errors import BadInput
-from torchperf_ros.safety.odometry import Motion, age_s, yaw_of
+from torchperf_ros.safety.odometry import Motion, YawRates, age_s, yaw_of
 
 STORE = get_typestore(Stores.ROS2_HUMBLE)
 ODOMETRY = "nav_msgs/msg/Odometry"
+MOTION = Motion.read(odometry_bytes(), 10 * S)
 
 
 def changed(**fields):
@@ -116,3 +120,84 @@ def test_given_a_quaternion_of_any_length_when_read_then_the_yaw_is_that_of_the_
     assert yaw_of(0.0, 0.0, 3 * math.sin(0.4), 3 * math.cos(0.4)) == pytest.approx(0.8)
     assert yaw_of(1.0, 0.0, 0.0, 1.0) == 0.0  # a roll
     assert yaw_of(0.5, 0.5, 0.5, 0.5) == pytest.approx(math.pi / 2)
+
+
+def shown(rates, hz=50.0, yaw_rates=None):
+    """What an odometry shows of its yaw rate after messages with these."""
+    yaw_rates = yaw_rates or YawRates()
+    for number, rate in enumerate(rates):
+        stamp_ns = START_NS + round(number / hz * S)
+        last = yaw_rates.take(replace(MOTION, yaw_rate=float(rate), stamp_ns=stamp_ns))
+    return last
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.floats(-0.5, 0.5),
+    st.floats(0.0, 0.01),
+    st.sampled_from([10.0, 20.0, 50.0, 200.0]),
+    st.integers(0, 2**32 - 1),
+)
+def test_given_white_noise_on_a_circle_when_turning_is_asked_for_then_it_is_within_what_the_messages_allow(
+    rate, sigma, hz, seed
+):
+    count = round(0.5 * hz) + 1
+    noise = np.random.default_rng(seed).normal(0.0, sigma, count)
+    found = shown(rate + noise, hz)
+    # The end of a straight line through n points is off by 2 / sqrt(n) of their noise at most, five sigma of it drawn.
+    assert abs(found.turns - rate) <= 5.0 * 2.0 / math.sqrt(count) * sigma + 1e-7
+    # The noise is found from its own scatter, by four points more at least.
+    assert found.unsure <= 3.0 * 2.0 / math.sqrt(count) * 3.5 * sigma + 1e-7
+
+
+def test_given_white_noise_when_turning_is_asked_for_then_the_truth_is_mostly_within_its_uncertainty():
+    for hz, least in ((10.0, 0.93), (50.0, 0.98)):
+        rng = np.random.default_rng(3)
+        found = [shown(0.1 + rng.normal(0.0, 0.01, round(0.5 * hz) + 1), hz) for _ in range(200)]
+        assert np.mean([abs(one.turns - 0.1) <= one.unsure for one in found]) >= least
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.floats(-0.4, 0.4),
+    st.floats(-0.2, 0.2),
+    st.sampled_from([10.0, 20.0, 50.0, 200.0]),
+    st.floats(0.0, 0.5),
+)
+def test_given_a_clothoid_when_turning_is_asked_for_then_it_lags_by_80_ms_at_most_where_it_begins_and_not_later(
+    steepness, rate, hz, begins_s
+):
+    times_s = np.arange(round(0.5 * hz) + 1) / hz
+    assert shown(rate + steepness * times_s, hz).turns == pytest.approx(
+        rate + steepness * times_s[-1], abs=1e-6
+    )
+    rates = rate + steepness * np.maximum(times_s - begins_s, 0.0)
+    assert abs(shown(rates, hz).turns - rates[-1]) <= 0.08 * abs(steepness) + 1e-6
+
+
+def test_given_a_jump_of_the_frame_when_turning_is_asked_for_then_it_is_no_turn():
+    yaw_rates = YawRates()
+    shown(np.full(30, 0.1), yaw_rates=yaw_rates)
+    moved = Motion.read(
+        odometry_bytes(x=900.0, yaw=2.0, yaw_rate=0.1, stamp_ns=START_NS + round(0.6 * S), frame="map"), 0
+    )
+    found = yaw_rates.take(moved)
+    assert (found.turns, found.unsure) == (pytest.approx(0.1), pytest.approx(0.0, abs=1e-9))
+
+
+@pytest.mark.parametrize("next_s", [-5.0, 0.58, 1.2], ids=["begins anew", "stands still", "leaves a gap"])
+def test_given_a_clock_that_jumps_when_turning_is_asked_for_then_what_was_before_does_not_count(next_s):
+    yaw_rates = YawRates()
+    shown(np.full(30, 0.1), yaw_rates=yaw_rates)
+    found = yaw_rates.take(
+        Motion.read(odometry_bytes(yaw_rate=0.3, stamp_ns=START_NS + round(next_s * S)), 0)
+    )
+    assert (found.turns, found.unsure, found.yaw_rate) == (None, 0.0, 0.3)
+
+
+def test_given_messages_without_stamps_when_turning_is_asked_for_then_their_receipt_counts():
+    yaw_rates = YawRates()
+    for number in range(10):
+        data = odometry_bytes(yaw_rate=0.1 + 0.01 * number, stamp_ns=0)
+        found = yaw_rates.take(Motion.read(data, 10 * S + number * S // 50))
+    assert found.turns == pytest.approx(0.19)

@@ -15,11 +15,13 @@ from torchperf_ros.safety.prediction import (
     Arc,
     Looks,
     along_joined,
+    along_lane,
     course_of,
     leaves_lane,
     left_of_what_we_drive,
     lefts_of_roads,
     predicted,
+    runs_beside,
 )
 from torchperf_ros.settings.safety_options import guard_options
 
@@ -394,3 +396,75 @@ def test_given_a_change_of_lanes_when_something_comes_round_more_than_a_right_an
     found = along_joined(lane, Arc(lane, 0.0), seen, Looks.CHANGE)
     assert found.ahead[0] < 0.0
     assert abs(found.left[0]) < 1.0
+
+
+@pytest.mark.parametrize("side", [-1.0, 1.0])
+@pytest.mark.parametrize(("aslant", "crosses"), [(0.3, False), (0.6, True), (1.1, True)])
+def test_given_what_comes_aslant_from_beyond_a_plans_end_when_no_road_is_known_then_it_may_drive_straight_on(
+    side, aslant, crosses
+):
+    lane = Lane(straight_track(), 0.0)
+    away = 25.0 * np.exp(1j * side * 0.5 * aslant)
+    place, speed = lane.own_place[-1] + away, -9.0 * np.exp(1j * side * aslant)
+    seen = seen_of([Box(place.real, place.imag, side * aslant, velocity=(speed.real, speed.imag))])
+    course = course_of(lane, Arc(lane, 0.0), seen, Looks.KEEPS)
+    assert course.joined.all()
+    assert course.lane.all()
+    assert course.straight.all() == crosses
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lateral=st.floats(0.5, 2.5),
+    speed=st.floats(8.0, 25.0),
+    side=st.sampled_from([-1.0, 1.0]),
+    ends=st.floats(0.2, 0.6),
+    left=st.floats(3.0, 4.2),
+)
+def test_given_the_end_of_a_bend_when_what_comes_drives_beside_then_it_shows_that_the_plan_keeps_the_road(
+    lateral, speed, side, ends, left
+):
+    bend, way_m = side * min(lateral / speed**2, 0.02), 3.0 * speed
+    heading = bend * np.minimum(speed * T, ends * way_m)
+    place = np.concatenate(([0.0], np.cumsum(0.1 * speed * np.exp(0.5j * (heading[1:] + heading[:-1])))))
+    lane = Lane(Track(T, place, heading), bend)
+    (at,), (way,) = lane.place_at(np.array([0.9 * way_m]), np.array([side * left]))
+    velocity = -9.0 * np.exp(1j * way)
+    car = Box(at.real, at.imag, way + math.pi, velocity=(velocity.real, velocity.imag))
+    nearer = car._replace(x=car.x + side * 2.0 * math.sin(way), y=car.y - side * 2.0 * math.cos(way))
+    for boxes, shows in (([car], True), ([nearer], False), ([car, nearer], False), ([], False)):
+        seen = seen_of(boxes) if boxes else seen_of([car]).only(np.zeros(1, np.bool_))
+        assert runs_beside(lane, along_lane(lane, seen), seen) == shows
+    assert not course_of(lane, Arc(lane, bend), seen_of([car]), Looks.KEEPS).changes
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    speed=st.floats(8.0, 25.0),
+    over=st.floats(0.5, 1.0),
+    side=st.sampled_from([-3.5, 3.5]),
+    car=st.floats(0.3, 1.1),
+)
+def test_given_a_change_of_lanes_when_what_comes_drives_there_then_it_shows_no_road_of_ours(
+    speed, over, side, car
+):
+    lane = Lane(change_track(speed, 0.0, max(over * 3.0 * speed, 20.0), side), 0.0)
+    boxes = [Box(car * 3.0 * speed, side, math.pi, velocity=(-9.0, 0.0))]
+    seen = seen_of(boxes)
+    assert not runs_beside(lane, along_lane(lane, seen), seen)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    bend=st.floats(-0.01, 0.01),
+    speed=st.floats(6.0, 25.0),
+    off_m=st.floats(-0.1, 0.1),
+)
+def test_given_a_vehicle_beside_its_line_when_the_plan_returns_to_it_in_a_bend_then_it_changes_no_lane(
+    bend, speed, off_m
+):
+    bend = math.copysign(min(abs(bend), 2.0 / speed**2), bend)
+    turned, fades = bend * speed * T, off_m * np.exp(-T)
+    place = bent(speed * T, bend)[0] + 1j * fades * np.exp(1j * turned)
+    lane = Lane(Track(T, place, turned - fades / speed), bend)
+    assert leaves_lane(lane, Arc(lane, bend)) >= Looks.EITHER

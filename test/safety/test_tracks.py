@@ -74,6 +74,17 @@ def test_given_noise_when_followed_then_it_is_learned_and_velocities_are_as_good
     assert found.unknown == 0
 
 
+@pytest.mark.parametrize("sigma_m", [0.05, 0.2])
+def test_given_a_noise_that_was_not_guessed_when_eight_are_followed_for_a_second_then_it_is_known(sigma_m):
+    found, velocities = [], np.array([20.0, 10.0 + 1j, 0.0, -15.0, 1.4j, 5.0, 8.0, 25.0])
+    for seed in range(5):
+        source = Source(sigma_m, S // 10, seed)
+        for number in range(11):
+            source.sees(30.0 * np.arange(8) * 1j + velocities * number / 10)
+        found.append(math.sqrt(source.tracks.noise))
+    assert np.mean(found) == pytest.approx(sigma_m, rel=0.25)
+
+
 @pytest.mark.parametrize(("change", "within_s"), [(-8.0, 0.3), (-3.0, 0.5), (2.0j, 0.5)])
 def test_given_an_object_that_changes_its_velocity_when_followed_then_it_is_noticed(change, within_s):
     source, hz = Source(0.1), 20
@@ -122,8 +133,8 @@ def test_given_an_id_that_stays_when_two_places_fit_then_it_decides():
     for first in (0, 1):
         source = Source()
         for _ in range(10):
-            source.sees([0.0, 3.0], keys=[(b"a", 0), (b"a", 1)])
-        found = source.sees([1.48, 1.52], keys=[(b"a", first), (b"a", 1 - first)])
+            source.sees([0.0, 2.9], keys=[(b"a", 0), (b"a", 1)])
+        found = source.sees([1.43, 1.47], keys=[(b"a", first), (b"a", 1 - first)])
         assert found.unknown == 0
         place = dict(zip(source.tracks.keys, source.tracks.mean()[0], strict=True))
         assert place[b"a", 0].real < place[b"a", 1].real  # it is the one that was at 0 m

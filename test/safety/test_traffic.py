@@ -42,6 +42,12 @@ def test_given_cars_beside_when_a_bend_begins_then_no_plan_is_replaced():
     )
 
 
+def test_given_several_that_come_when_a_bend_is_driven_through_then_hardly_a_plan_is_replaced():
+    scenes = list(plans.streams(13, max(PLANS // 6, 1)))
+    replaced = sum(len(plans.false_stops(scene, until_m=200.0)) for scene in scenes)
+    assert replaced <= 0.01 * sum(10.0 * 200.0 / scene.speed for scene in scenes)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_given_an_overtaking_that_something_comes_towards_when_driven_then_the_moving_vehicle_touches_nothing(
     seed,

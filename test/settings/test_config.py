@@ -89,7 +89,8 @@ def test_given_a_word_that_is_no_choice_when_checked_then_the_error_lists_the_ch
     for parameter in EVERY:
         if parameter.choices:
             text = refused(parameter, ["sideways"] if isinstance(parameter.default, list) else "sideways")
-            assert all(choice in text for choice in parameter.choices)
+            words = [choice for choice in parameter.choices if not choice.isdecimal()]
+            assert all(word in text for word in words)
 
 
 @settings(max_examples=100, deadline=None)

@@ -1,4 +1,5 @@
 import json
+from dataclasses import asdict
 
 import pytest
 from hypothesis import given
@@ -7,6 +8,7 @@ from hypothesis import strategies as st
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.settings.config import stage_config
 from torchperf_ros.settings.shape_options import ShapeOptions, format_shapes, parse_shapes
+from torchperf_ros.workers.control import from_json
 
 shapes = st.lists(
     st.lists(st.integers(1, 5000), min_size=1, max_size=5).map(tuple), min_size=1, max_size=4
@@ -25,7 +27,7 @@ def test_given_any_shapes_when_written_and_read_then_they_are_the_same(shapes):
 )
 def test_given_any_options_when_sent_as_json_then_they_arrive_the_same(policy, width, common):
     options = ShapeOptions(policy, width, common)
-    assert ShapeOptions.from_dict(json.loads(json.dumps(options.as_dict()))) == options
+    assert from_json(ShapeOptions, json.loads(json.dumps(asdict(options)))) == options
 
 
 def shapes_of(**values):

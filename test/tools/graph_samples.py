@@ -210,3 +210,8 @@ class Recurrent(torch.nn.Module):
 
     def forward(self, x):
         return self.lstm(x[None])[0] * 2  # breaks
+
+
+def scripted():
+    """Makes a model, as a class does."""
+    return torch.jit.script(nn.Linear(8, 4))

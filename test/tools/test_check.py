@@ -124,6 +124,15 @@ def kept(module, means):
     return module.last
 
 
+CALLS = []
+
+
+def counted():
+    """State that is the module's, of Python: no model holds it."""
+    CALLS.append(0)
+    return float(len(CALLS))
+
+
 Refusing = like_good("Refusing", preprocess=lambda self, messages: raise_(BadInput("too dark")))
 
 
@@ -249,6 +258,11 @@ UNUSUAL = [
         models("Drawing", lambda: Layer(lambda module, x: x + torch.rand(1))),
         "same input",
         "the same input gives another answer the second time: the model draws at random",
+    ),
+    (
+        models("CountingCalls", lambda: Layer(lambda module, x: x + counted())),
+        "same input",
+        "no attribute of a module holds what it depends on: a global, a class, a closure",
     ),
     (
         models("Hidden", lambda: Layer(lambda module, x: lambda: x)),

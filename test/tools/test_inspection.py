@@ -94,6 +94,14 @@ def test_given_a_model_that_raises_when_compiled_when_inspected_then_that_is_a_f
     assert inspection.exit_status(None) == 1
 
 
+def test_given_a_scripted_model_when_inspected_then_that_the_compiler_refuses_it_is_a_failure(
+    inspect_sample,
+):
+    inspection = inspect_sample("scripted")
+    assert "torch.compile does not support compiling torch.jit.script" in inspection.failure
+    assert inspection.exit_status(None) == 1
+
+
 def test_given_a_model_that_runs_only_once_when_inspected_then_it_cannot_be(inspect_sample):
     with pytest.raises(InspectError, match="already used"):
         inspect_sample("runs_once")

@@ -254,14 +254,13 @@ def signature_of(tensor: torch.Tensor) -> str:
 
 def described(value: Any) -> str:  # noqa: ANN401 - a model may return anything
     """What something is, for a message: `a dict with keys 'boxes', 'scores'`."""
-    if isinstance(value, dict):
-        return f"a dict with keys {', '.join(map(repr, value))}"
     if isinstance(value, (tuple, list)):
         return f"a {type(value).__name__} of {len(value)}: {', '.join(map(described, value))}"
     if isinstance(value, torch.Tensor):
         return f"a tensor {signature_of(value)}"
     name = type(value).__name__.replace("__msg__", "/msg/")
-    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
+    keys = f" with keys {', '.join(map(repr, value))}" if isinstance(value, dict) else ""
+    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}{keys}"
 
 
 def layout_of(outputs: Any) -> str:  # noqa: ANN401

@@ -228,9 +228,13 @@ def export(
         ]
         if not scripted:
             raise
-        what = f"module {scripted[0]}" if scripted[0] else "the model"
+        what, who = (
+            (f"module {scripted[0]}", "eager and compile run")
+            if scripted[0]
+            else ("the model", "eager runs")
+        )
         raise EngineUnavailable(
-            f"{what} is scripted or traced (torch.jit): only eager and compile run that; build it plain"
+            f"{what} is scripted or traced (torch.jit): only {who} that; build it plain"
         ) from error
 
 

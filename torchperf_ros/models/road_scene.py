@@ -67,7 +67,6 @@ class RoadScene:
 
     def __init__(self, width: int = WIDTH, height: int = HEIGHT) -> None:
         """Draw the backgrounds of images of so many pixels."""
-        self._width, self._height = width, height
         self._scale_x, self._scale_y = width / WIDTH, height / HEIGHT
         self._backgrounds = _backgrounds(width, height)
         image = empty_message(

@@ -24,7 +24,7 @@ from torchperf_ros.safety.limits import (
     unreadable,
 )
 from torchperf_ros.safety.obstacles import Obstacles, Seen, read_obstacles, seen_now
-from torchperf_ros.safety.odometry import Motion
+from torchperf_ros.safety.odometry import Motion, YawRates
 from torchperf_ros.safety.own_lane import IN_LANE_M, OwnLane
 from torchperf_ros.safety.source_clock import SourceClock
 from torchperf_ros.safety.stop_output import GoingStop, TimedPath
@@ -44,6 +44,8 @@ _TIME_HELPS = 3.0  # m/s^2: so much of an impact is still to be avoided for each
 _GIVES_UP_NS = NS_PER_S // 2
 _PROBES_S = np.linspace(0.0, 3.0, 7)  # for which a vehicle that stands looks at what comes
 _ROLLS = 1.0  # m/s; slower, the bend that is driven does not show in yaw rate and speed
+_NOISY = 0.001  # rad/s; 3 mrad after a plan's 3 s
+_BEGINS = 0.125  # of a plan's way; the part that `prediction.dips` compares with the bend that is driven
 _SHOWN_M = 1.0  # of a plan, from which on its bend counts for such a vehicle
 _EVEN = 0.1  # of all that a plan turns: its thirds differ by less in a bend of the road
 _TURNS_OFF = 0.04  # 1/m: a plan that is sharper turns off, and says nothing of the road behind
@@ -242,6 +244,8 @@ class Guard:
         self._not_before_ns = now_ns
         self._motion: Motion | None = None
         self._motion_clock = SourceClock()
+        self._yaw_rates = YawRates()
+        self._knows_noise = False  # of the yaw rate
         self._sources: list[Obstacles | None] = [None] * len(self._options.obstacles)  # each has one thread
         # The last plan that was accepted, and by how much the ROS clock was ahead of the monotonic one
         # then.
@@ -264,7 +268,7 @@ class Guard:
             self._odometry.note(str(error))
             return
         if received_ns >= self._not_before_ns:
-            self._motion = motion
+            self._motion = self._yaw_rates.take(motion)
 
     def saw(self, source: int, markers: bytes, received_ns: int, stamp_ns: int = 0) -> None:
         """Take the CDR bytes of a `visualization_msgs/MarkerArray` of the source with this index in `obstacles`.
@@ -455,7 +459,7 @@ class Guard:
         ahead, widened_m = track.from_now().thinned(options.vehicle.length_m + options.vehicle.width_m)
         bend = None
         if motion is not None:
-            bend = motion.yaw_rate / motion.speed if abs(motion.speed) > _ROLLS else _bend_of(ahead)
+            bend = _bend_driven(motion, ahead) if abs(motion.speed) > _ROLLS else _bend_of(ahead)
         lane, close = Lane(ahead, bend), Closeness()
         if "jump" in checks:
             findings += filter(None, [self._jump(track, path, motion, situation)])
@@ -494,6 +498,12 @@ class Guard:
 
     def _keep_lane(self, judged: _Judgement, situation: _Situation, *, goes_out: bool) -> None:
         """Note the way of a path, if it is where the odometry is."""
+        motion = situation.motion
+        if motion is not None and motion.turns is not None and not self._knows_noise:
+            self._knows_noise = True
+            # By so much noise, the first plans may have looked like what they were not.
+            if motion.unsure > _NOISY:
+                self._own_lane = OwnLane()
         if judged.lane is not None and judged.bend is not None:
             self._own_lane.take(
                 judged.lane, judged.bend, situation.now_ns, situation.seen, goes_out=goes_out
@@ -831,6 +841,24 @@ class Guard:
         stamps_ns = situation.ros_now_ns + np.rint(times_s * NS_PER_S).astype(np.int64)
         path = TimedPath.made(stamps_ns, points, yaw, motion.frame)
         return path.braked(situation.ros_now_ns, deceleration, _STOP_POSES, speed=speed)
+
+
+def _bend_driven(motion: Motion, track: Track) -> float:
+    """The curvature that the vehicle drives in 1/m: as near to that with which a plan begins as noise allows.
+
+    Noise alone would make a plan look as if it turned out of what is driven, or into it.
+    """
+    speed = motion.speed
+    if motion.turns is None:
+        return motion.yaw_rate / speed
+    measured, unsure = motion.turns / speed, motion.unsure / abs(speed)
+    way_m = np.zeros(len(track.place))
+    np.abs(track.place[1:] - track.place[:-1]).cumsum(out=way_m[1:])
+    over_m = _BEGINS * way_m.item(-1)
+    if over_m < _BEGINS * _SHOWN_M:
+        return measured
+    turn = float(np.interp(over_m, way_m, track.yaw)) - track.yaw.item(0)
+    return min(max(turn / math.copysign(over_m, speed), measured - unsure), measured + unsure)
 
 
 def _bend_of(track: Track) -> float:

@@ -35,7 +35,8 @@ _SIZES_M: Final = (0.01, 10_000.0)  # a size beyond is not that of an object
 _UNKNOWN_SIZE_M: Final = 10.0  # of an object whose size cannot be read
 _FASTEST: Final = 100.0  # m/s; a velocity beyond is no road user's
 _STRAY_NS: Final = NS_PER_S  # a stamp so far ahead of the array's others is no time of its own
-_SURE: Final = 0.5  # standard deviations, by which what drives ahead may be slower than it seems
+_SURE: Final = 0.6  # standard deviations, by which what drives ahead may be slower than it seems
+_MOVES: Final = 0.8  # standard deviations; what seems to move by less stands
 _NO_ARROW = (0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0)
 
 
@@ -104,6 +105,7 @@ class Obstacles:
         refused: how many markers could not be read, or not all of them.
         why: which part of the first of these could not be.
         unclear: why the array does not prove that the way is free, "" if it does.
+        solids: of its objects, as `Markers` has them.
         tracks: of what has no ARROW, for the next array's velocities; None: nothing was without.
         clock: the source's.
     """
@@ -117,6 +119,7 @@ class Obstacles:
     refused: int
     why: str
     unclear: str
+    solids: Floats
     tracks: Tracks | None
     clock: SourceClock = field(default_factory=SourceClock)
 
@@ -202,7 +205,7 @@ def read_obstacles(
     if not read.keys and (tracks is None or _is_stale(motion, received_ns, options)):
         found = problems.found(_NO_PLACES, 0j)
         return Obstacles(
-            received_ns, stamps_ns, own_stamp_ns, unstamped, _NOTHING, 0, *found, tracks, clock
+            received_ns, stamps_ns, own_stamp_ns, unstamped, _NOTHING, 0, *found, read.solids, tracks, clock
         )
     if motion is None or _is_stale(motion, received_ns, options):
         raise BadInput("obstacles: there is no fresh odometry, which says where the vehicle saw them from")
@@ -216,7 +219,7 @@ def read_obstacles(
     loose = (placed & np.array([key not in read.arrows for key in read.keys], np.bool_)).nonzero()[0]
     if len(loose) or tracks is not None:
         at_ns = own_stamp_ns or received_ns
-        if before is not None and tracks is not None and not own_stamp_ns:
+        if before is not None and tracks is not None and _has_no_time(own_stamp_ns, read, before):
             at_ns = tracks.stamp_ns + received_ns - before.received_ns
         late_ns = at_ns - own_stamp_ns + stamps_ns
         seen, unknown, tracks, left_out = _tracked(tracks, read, at_ns, motion, seen, late_ns, loose)
@@ -228,8 +231,19 @@ def read_obstacles(
     seen = seen._replace(units=np.exp(1j * seen.yaws), speeds=np.abs(seen.velocities))
     if not placed.all():
         seen, stamps_ns = seen.only(placed), stamps_ns[placed]
+    found = (refused, why, unclear)
     return Obstacles(
-        received_ns, stamps_ns, own_stamp_ns, unstamped, seen, unknown, refused, why, unclear, tracks, clock
+        received_ns, stamps_ns, own_stamp_ns, unstamped, seen, unknown, *found, read.solids, tracks, clock
+    )
+
+
+def _has_no_time(stamp_ns: int, read: Markers, before: Obstacles) -> bool:
+    """Whether an array's stamp does not say when it was seen: it has none, or that of another array.
+
+    The same array again is of its stamp.
+    """
+    return not stamp_ns or (
+        stamp_ns == before.stamp_ns and not np.array_equal(read.solids, before.solids, equal_nan=True)
     )
 
 
@@ -355,7 +369,7 @@ def _slower(velocities: Complex, unsure: Floats, ahead: Flags, heading: complex)
     """
     along = (velocities * heading.conjugate()).real
     less = np.where(ahead, np.minimum(_SURE * unsure, np.maximum(along, 0.0)), 0.0)
-    return np.where(np.abs(velocities) > unsure, velocities - less * heading, 0.0)
+    return np.where(np.abs(velocities) > _MOVES * unsure, velocities - less * heading, 0.0)
 
 
 def _in_plane(

@@ -63,6 +63,7 @@ _SHOWS, _SURE, _REACHES_M, _ON_ROAD_M, _SHARPEST = 3.0, 0.02, 60.0, 8.0, 0.05
 _TURNS_ELSE = 0.03  # rad between a car's direction and that of a road that it does not drive along
 _STEP_M, _MOST_POSES = 3.0, 80  # of a lane
 _LEAST_GUESS_M = 3.0
+_NOISY_BEND = 0.002  # 1/m, by which yaw rate and speed may be off: 0.03 rad/s at 15 m/s
 _AROUND_M = 10.0  # over which the bend that we drive is found
 _ROAD_M = 20.0  # over which the bend of a road is found
 _NO_BEND = 1e-6  # 1/m
@@ -153,7 +154,8 @@ class OwnLane:
     def _looks_of(self, way: Lane, bend: float, s: float, seen: Seen) -> Looks:
         """What a way looks like that begins at `s` of the lane."""
         if self.lane is not None and not self._guessed and s < self.lane.length:
-            bend = self._road_at(self.lane, s).bend
+            known = self._road_at(self.lane, s).bend
+            bend = known if abs(known - bend) < _NOISY_BEND else bend
         looks = leaves_lane(way, Arc(way, bend))
         return Looks.BEND if looks < Looks.BEND and runs_beside(way, along_lane(way, seen), seen) else looks
 

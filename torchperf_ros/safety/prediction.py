@@ -23,6 +23,7 @@ Flags = NDArray[np.bool_]
 Indices = NDArray[np.intp]
 
 STANDS = 0.5  # m/s of an obstacle; slower, its direction is noise
+_CERTAIN = 0.8  # standard deviations; a drift counts as far as it exceeds them
 _ALONG = math.cos(math.radians(30.0))  # to the way: such an obstacle drives in a lane of our road
 _ASIDE_M = 20.0  # further off the way, an obstacle is not on our road
 _ON_COURSE = 0.05  # rad between an obstacle's direction and that of its lane: 0.5 m/s aside at 10 m/s
@@ -47,7 +48,9 @@ _BACK = 0.92  # of its largest turn; a plan that ends with less has begun to tur
 _TURNS_OFF = 0.042  # 1/m: sharper than 24 m is a junction more often than a bend of the road
 # 1/m, and rad: so sharp is a road, and so much it turns from a plan's end to where something is.
 _SHARPEST, _MOST_TURN = 0.062, 1.55
-_MUCH_TURN = 1.0  # rad; what has turned more may cross our road as well
+_MUCH_TURN = (
+    0.45  # rad; what has turned more, beyond a plan's end, may drive straight across our road as well
+)
 _MOST_ROUND = 2.2  # rad; what is further round the bend that we drive is on another part of the road
 _ASLANT = 0.25  # rad; in a change of lanes our own direction is aslant by less, on a straight road, too
 _LEAST_AHEAD_M = 5.0  # nearer, the direction of what comes says nothing of the road between
@@ -195,7 +198,7 @@ def along_arc(arc: Arc, seen: Seen) -> Along:
 
 def certain_drift(drift: Floats, seen: Seen) -> Floats:
     """As much of a velocity across a way as is no noise."""
-    return np.copysign(np.maximum(np.abs(drift) - seen.unsure, 0.0), drift)
+    return np.copysign(np.maximum(np.abs(drift) - _CERTAIN * seen.unsure, 0.0), drift)
 
 
 def lefts_of_roads(off: Complex, turned: Floats, bend: float) -> tuple[Floats, Floats, Floats]:

@@ -40,7 +40,9 @@ _SAME_KEY: Final = 4.0  # of a pair's cost: an id that stays counts as much as t
 # standard deviations, by which the filters may have an object elsewhere than it was detected
 _MOST_SHIFT: Final = 2.0
 _NOISE_M: Final = (0.02, 0.1, 0.5)  # least, first and largest standard deviation of a detection's place
-_LEARNS: Final = 0.05  # of the noise in each array
+# The first guess of the noise counts as so many detections: with eight objects the noise is known after a second.
+_GUESSED: Final = 10
+_LEARNS: Final = 0.05  # of the noise in each array, once more detections than that have taught it
 
 
 class Tracks(NamedTuple):
@@ -49,6 +51,7 @@ class Tracks(NamedTuple):
     Attributes:
         stamp_ns: by the source's clock.
         noise: variance of a detection's place in m^2, along each axis.
+        taught: how many detections have taught that.
         keys: `ns` and `id` of the last detection.
         seen_ns: when each was detected last.
         times: how often it was.
@@ -60,6 +63,7 @@ class Tracks(NamedTuple):
 
     stamp_ns: int
     noise: float
+    taught: int
     keys: tuple[Key, ...]
     seen_ns: NDArray[np.int64]
     times: Numbers
@@ -73,12 +77,11 @@ class Tracks(NamedTuple):
     vv: Floats
 
     @classmethod
-    def none(cls, stamp_ns: int, noise: float = _NOISE_M[1] ** 2) -> "Tracks":
+    def none(cls, stamp_ns: int, noise: float = _NOISE_M[1] ** 2, taught: int = _GUESSED) -> "Tracks":
         flat, many, none = np.zeros(0), np.zeros((2, 0)), np.zeros((2, 0), np.complex128)
         seen_ns, count = np.zeros(0, np.int64), np.zeros(0, np.intp)
-        return cls(
-            stamp_ns, noise, (), seen_ns, count, flat, np.zeros((0, 2)), many, none, none, many, many, many
-        )
+        objects = (seen_ns, count, flat, np.zeros((0, 2)))
+        return cls(stamp_ns, noise, taught, (), *objects, many, none, none, many, many, many)
 
     def mean(self) -> tuple[Complex, Complex, Floats]:
         """Place, velocity and the standard deviation of that along each axis, of both kinds together."""
@@ -90,6 +93,7 @@ class Tracks(NamedTuple):
         return Tracks(
             self.stamp_ns,
             self.noise,
+            self.taught,
             tuple(self.keys[at] for at in kept.tolist()),
             self.seen_ns[kept],
             self.times[kept],
@@ -184,9 +188,8 @@ def follow(
         late_s = late_s + (expected.stamp_ns - stamp_ns) / NS_PER_S
     number, found, beside = _pairs(expected, places, keys, late_s)
     there = expected.only(number)
-    noise = expected.noise
     if teaches:
-        there, noise = _corrected(there, places[found], late_s[found])
+        there = _corrected(there, places[found], late_s[found])
         there = there._replace(
             keys=tuple(keys[at] for at in found.tolist()),
             yaws=yaws[found],
@@ -202,10 +205,8 @@ def follow(
         is_new = np.ones(len(places), np.bool_)
         is_new[found] = False
         new = is_new.nonzero()[0]
-        begun = _begun(
-            stamp_ns, noise, places[new], yaws[new], halves[new], [keys[at] for at in new.tolist()]
-        )
-        tracks = _joined(there, begun, waiting)._replace(stamp_ns=stamp_ns, noise=noise)
+        begun = _begun(there, places[new], yaws[new], halves[new], [keys[at] for at in new.tolist()])
+        tracks = _joined(there, begun, waiting)._replace(noise=there.noise, taught=there.taught)
     if len(tracks.keys) > _MOST:
         tracks = tracks.only(_first(tracks, here))
     near = int((np.abs(places - here) <= FAR_M).sum() + (np.abs(coasting.mean()[0] - here) <= FAR_M).sum())
@@ -223,7 +224,7 @@ def follow(
         at = np.stack(2 * [places[loose] + also.mean()[1] * late_s[loose]])
         coasting = _joined(coasting, also._replace(place=at, yaws=yaws[loose], halves=halves[loose]))
     places = places.copy()
-    places[which] += shift / np.maximum(np.abs(shift) / (_MOST_SHIFT * math.sqrt(noise)), 1.0)
+    places[which] += shift / np.maximum(np.abs(shift) / (_MOST_SHIFT * math.sqrt(there.noise)), 1.0)
     return Tracked(
         tracks, places, velocities, unsure, len(places) - len(which), coasting, max(near - _MOST, 0)
     )
@@ -234,7 +235,7 @@ def _expected(before: Tracks | None, stamp_ns: int) -> tuple[Tracks, bool]:
         return Tracks.none(stamp_ns), True
     since_ns = stamp_ns - before.stamp_ns
     if abs(since_ns) > _LONGEST_NS:
-        return Tracks.none(stamp_ns, before.noise), True
+        return Tracks.none(stamp_ns, before.noise, before.taught), True
     if since_ns <= 0:
         return before, False
     return before.moved(stamp_ns) if len(before.keys) else before._replace(stamp_ns=stamp_ns), True
@@ -293,58 +294,55 @@ def _pairs(
     return np.array(list(given), np.intp), np.array(list(given.values()), np.intp), beside
 
 
-def _corrected(expected: Tracks, places: Complex, late_s: Floats) -> tuple[Tracks, float]:
-    """Tracks once they were detected there, and the noise that this teaches (Kalman 1960)."""
+def _corrected(expected: Tracks, places: Complex, late_s: Floats) -> Tracks:
+    """Tracks once they were detected there (Kalman 1960), with the noise that this teaches.
+
+    By how much more or less than a filter foresees its squares are off, so much larger or smaller the noise is. Both
+    filters teach it, each by how likely its kind of motion is.
+    """
     if not len(places):
-        return expected, expected.noise
+        return expected
+    noise, taught = expected.noise, expected.taught
     off = places + expected.velocity * late_s - expected.place
     squares = 0.5 * _squares(off)
-    variance = expected.pp + expected.noise
+    variance = expected.pp + noise
     gain, gain_v = expected.pp / variance, expected.pv / variance
     fits = np.exp(np.maximum(-squares / variance, -30.0)) / variance * expected.chance
     chance = fits / fits.sum(axis=0)
     sure = expected.times >= _SURE_AFTER
-    noise = expected.noise
-    if sure.any():
-        weight = chance[0, sure]
-        learned = float(
-            (weight * np.minimum(squares[0, sure] - expected.pp[0, sure], 9.0 * noise)).sum() / len(weight)
-        )
-        rest = float((1.0 - weight).sum() / len(weight)) * noise
-        noise = min(max(noise + _LEARNS * (learned + rest - noise), _NOISE_M[0] ** 2), _NOISE_M[2] ** 2)
-    return (
-        expected._replace(
-            chance=chance,
-            place=expected.place + gain * off,
-            velocity=expected.velocity + gain_v * off,
-            pp=expected.pp - gain * expected.pp,
-            pv=expected.pv - gain * expected.pv,
-            vv=expected.vv - gain_v * expected.pv,
-        ),
-        noise,
+    if count := int(np.count_nonzero(sure)):
+        each = noise * (chance * np.minimum(squares / variance, 9.0)).sum(axis=0)
+        taught += count
+        learned = noise + max(count / taught, _LEARNS) * (float(each[sure].mean()) - noise)
+        noise = min(max(learned, _NOISE_M[0] ** 2), _NOISE_M[2] ** 2)
+    return expected._replace(
+        noise=noise,
+        taught=taught,
+        chance=chance,
+        place=expected.place + gain * off,
+        velocity=expected.velocity + gain_v * off,
+        pp=expected.pp - gain * expected.pp,
+        pv=expected.pv - gain * expected.pv,
+        vv=expected.vv - gain_v * expected.pv,
     )
 
 
-def _begun(
-    stamp_ns: int, noise: float, places: Complex, yaws: Floats, halves: Floats, keys: list[Key]
-) -> Tracks:
-    """Tracks of what is seen for the first time."""
+def _begun(there: Tracks, places: Complex, yaws: Floats, halves: Floats, keys: list[Key]) -> Tracks:
+    """Tracks of what is seen for the first time, beside these."""
     count = len(places)
     both, none = np.ones((2, count)), np.zeros((2, count))
-    return Tracks(
-        stamp_ns,
-        noise,
-        tuple(keys),
-        np.full(count, stamp_ns, np.int64),
-        np.ones(count, np.intp),
-        yaws,
-        halves,
-        0.5 * both,
-        both * places,
-        none.astype(np.complex128),
-        noise * both,
-        none,
-        _FASTEST**2 * both,
+    return there._replace(
+        keys=tuple(keys),
+        seen_ns=np.full(count, there.stamp_ns, np.int64),
+        times=np.ones(count, np.intp),
+        yaws=yaws,
+        halves=halves,
+        chance=0.5 * both,
+        place=both * places,
+        velocity=none.astype(np.complex128),
+        pp=there.noise * both,
+        pv=none,
+        vv=_FASTEST**2 * both,
     )
 
 
@@ -353,6 +351,6 @@ def _joined(*parts: Tracks) -> Tracks:
     if len(some) <= 1:
         return some[0] if some else parts[0]
     keys = tuple(key for part in some for key in part.keys)
-    flat = (np.concatenate([part[at] for part in some]) for at in range(3, 7))
-    of_kinds = (np.concatenate([part[at] for part in some], axis=1) for at in range(7, 13))
-    return Tracks(some[0].stamp_ns, some[0].noise, keys, *flat, *of_kinds)
+    flat = (np.concatenate([part[at] for part in some]) for at in range(4, 8))
+    of_kinds = (np.concatenate([part[at] for part in some], axis=1) for at in range(8, 14))
+    return Tracks(*some[0][:3], keys, *flat, *of_kinds)

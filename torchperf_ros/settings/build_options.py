@@ -58,10 +58,6 @@ def installed(distributions: Iterable[str]) -> str:
     return next((f"{name} {version}" for name in distributions if (version := version_of(name))), "")
 
 
-def installed_engines() -> list[str]:
-    return [name for name in ENGINES if name not in DISTRIBUTIONS or installed(DISTRIBUTIONS[name])]
-
-
 @dataclass(frozen=True)
 class BuildOptions:
     """One way to run a model; what a package is keyed by and what tuning searches.

@@ -403,6 +403,10 @@ def stage_configs(
     """
     whole = stage_config(stage, values, vehicle)
     if not whole.streams:
+        asked = int(values["batch"]) if whole.batch_strict else 1
+        for option, value, least in (("batch", asked, 1), ("batch_wait_ms", whole.batch_wait_ms, 0)):
+            why = "frames of different streams run together, and the stage has none; name them in streams"
+            require(value <= least, f"{stage}.{option}: is {value}: {why}")
         return (whole,)
     check_streams(stage, whole.streams, stages, [one.name for one in STAGE_PARAMETERS])
     for name, is_given, why in (

@@ -66,7 +66,10 @@ class Parameter:
     @property
     def allowed(self) -> str:
         if self.choices:
-            words = ", ".join(choice or "''" for choice in self.choices)
+            numbers = [choice for choice in self.choices if choice.isdecimal()]
+            words = ", ".join(choice or "''" for choice in self.choices if choice not in numbers)
+            if numbers:
+                words += f", {numbers[0]} to {numbers[-1]}"
             return ("a list of: " if isinstance(self.default, list) else "one of: ") + words
         one, each = (
             (self.default[0], "a list, each ") if isinstance(self.default, list) else (self.default, "")

@@ -4,8 +4,8 @@ import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import TypeAlias
 
 from torchperf_ros.api.errors import AdapterError, ConfigError
 
@@ -37,16 +37,6 @@ class ShapeOptions:
     policy: str = EXACT
     bucket_width: int = 32
     common: tuple[Shapes, ...] = ()
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON: the worker's setup, a package's manifest."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "ShapeOptions":
-        """What `as_dict` gave, after JSON has made lists of its tuples."""
-        common = tuple(tuple(tuple(shape) for shape in shapes) for shapes in values.get("common", ()))
-        return cls(**{**values, "common": common})
 
     def check_inputs(self, example: Shapes) -> None:
         """Compare the common shapes with the model's inputs.

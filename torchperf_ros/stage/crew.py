@@ -67,19 +67,15 @@ class Crew:
     # -- who is idle
 
     def idle(self, other_than: WorkerProcess | None = None) -> WorkerProcess | None:
-        """An idle worker: one that records if there is, else the preferred one, else another.
-
-        One that still has much to observe, as after a stall, comes last.
-        """
-        found, best = None, (True, True)
+        """An idle worker: one that records if there is, else the preferred one, else another."""
+        found = None
         for worker in self.pool.everyone:
             if worker is other_than or not worker.idle:
                 continue
             if worker.recording:
                 return worker
-            rank = worker.backlog.is_long, worker is not self.preferred
-            if found is None or rank < best:
-                found, best = worker, rank
+            if found is None or worker is self.preferred:
+                found = worker
         return found
 
     def spared(self, stream: int) -> int:

@@ -50,6 +50,7 @@ from torchperf_ros.settings.build_options import BuildOptions
 from torchperf_ros.settings.shape_options import axes_of, within
 from torchperf_ros.tools.log_frames import log_frames
 from torchperf_ros.worker.output_message import check_inputs, contradiction, output_message
+from torchperf_ros.worker.session import seed_from
 from torchperf_ros.worker.tier import InvalidOutput, OutputCheck
 
 _IMAGE: Final = "sensor_msgs/msg/Image"
@@ -314,8 +315,21 @@ def _odd_ways(
                 " runs eager"
             ),
         )
-    else:
+        return
+    seeded = []
+    for _ in range(2):
+        seed_from(0, "check")
+        seeded.append([t.clone() for t in flat_numbers(_run(model, example))])
+    if same(*seeded):
         yield None, "the same input gives another answer the second time: the model draws at random"
+    else:
+        yield (
+            None,
+            (
+                "the answer depends on earlier calls, and no attribute of a module holds what it depends on: a"
+                " global, a class, a closure, or a generator without a seed; no worker starts as build gave it"
+            ),
+        )
 
 
 def _why_other(given: Inputs, example: Inputs, adapter: Adapter) -> str:

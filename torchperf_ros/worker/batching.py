@@ -114,7 +114,8 @@ def find_batching(
     if refusal and strict:
         allowed = f"1 to {most}" if most > 1 else "1"
         raise ConfigError(
-            f"parameter {setup.stage}.batch is {setup.batch}; it has to be {allowed}, or auto: {refusal}"
+            f"parameter {setup.stage}.batch asks for {setup.batch} frames in one run (at most one of each"
+            f" stream); it has to be {allowed}, or auto: {refusal}"
         )
     rows = (tuple(each for each in row.items() if each[0] <= most) for row in times_ms)
     return Batching(most, refusal, tuple(rows))

@@ -229,10 +229,10 @@ def _typed(kind: Any, value: Any, name: str) -> Any:  # noqa: ANN401, PLR0911 - 
         return None if value is None else _typed(of[0], value, name)
     if dataclasses.is_dataclass(kind) and isinstance(value, dict):
         return _filled(kind, value, name)
-    if origin is tuple and isinstance(value, list):
-        each = of[:1] * len(value) if of[1:] == (Ellipsis,) else of
+    if origin in {tuple, list} and isinstance(value, list):
+        each = of[:1] * len(value) if origin is list or of[1:] == (Ellipsis,) else of
         if len(each) == len(value):
-            return tuple(_typed(*pair, name) for pair in zip(each, value, strict=True))
+            return origin(_typed(*pair, name) for pair in zip(each, value, strict=True))
     if origin is dict and isinstance(value, dict):
         return {key: _typed(of[1], entry, f"{name}.{key}") for key, entry in value.items()}
     if kind is float and type(value) is int:

@@ -5,12 +5,13 @@ import hashlib
 import json
 import os
 import zipfile
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from torchperf_ros.api.errors import TorchperfError
+from torchperf_ros.api.errors import ProtocolError, TorchperfError
 from torchperf_ros.settings.bounded_file import open_regular, read_bounded, sha256_of
+from torchperf_ros.workers.control import from_json
 
 _LONGEST_WRITTEN = 60  # by people; hashes are longer
 FORMAT = 4  # 3: listed plain values among the outputs in another way
@@ -124,19 +125,21 @@ def read_manifest(package: Path) -> Manifest:
     path = manifest_path(package)
     try:
         fields_found = json.loads(read_bounded(path))
-        identity_found = fields_found.pop("identity")
-        number = identity_found["format"]
+        number = fields_found["identity"]["format"]
         if fields_found.pop("parts", ""):  # of an earlier version
             raise PackageError(
                 f"package {package} is of parts of a model; leave it out, as engine compile takes those"
             )
         if number == FORMAT:
-            return _checked(Manifest(Identity(**identity_found), **fields_found))
+            manifest = from_json(Manifest, fields_found)
+            if not manifest.timings:
+                raise ValueError("timings is empty")
+            return manifest
     except FileNotFoundError as error:
         raise PackageError(
             f"package {package} has no manifest {path.name}; `torchperf compile` writes both"
         ) from error
-    except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RecursionError, ProtocolError) as error:
         raise PackageError(
             f"manifest {path} cannot be read ({type(error).__name__}: {error}); build the package again"
         ) from error
@@ -154,21 +157,6 @@ def made_for(package: Path) -> tuple[str, str] | None:
         return None
     manifest = read_manifest(package)
     return manifest.adapter, manifest.tier
-
-
-def _checked(manifest: Manifest) -> Manifest:
-    """The same, if every value has its type, and there are timings.
-
-    Else a `TypeError` that names the value.
-    """
-    for part in (manifest.identity, manifest):
-        for field in fields(part):
-            value: object = getattr(part, field.name)
-            kind: Any = getattr(field.type, "__origin__", field.type)
-            good = isinstance(value, (int, float)) if kind is float else isinstance(value, kind)
-            if not good or (field.name == "timings" and not value):
-                raise TypeError(f"{field.name} is {value!r}")
-    return manifest
 
 
 def check_package(package: Path, wanted: Identity | None) -> Manifest:

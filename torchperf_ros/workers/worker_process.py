@@ -41,7 +41,6 @@ from torchperf_ros.workers.worker_state import WorkerLife, WorkerState
 
 # Python 3.10 and 3.11 look a member of an enum up in 0.1 us, several times a frame
 _SERVING: Final = WorkerState.SERVING
-_LONG_BACKLOG: Final = 3  # frames to be observed; of two streams one may be there at any time
 ENDS_WITHIN_S = 5.0  # of SIGKILL; a process that has not waits for a driver or a disk, and may never end
 
 
@@ -117,11 +116,6 @@ class Backlog:
     @property
     def is_empty(self) -> bool:
         return self._results.handled == self._sent
-
-    @property
-    def is_long(self) -> bool:
-        """Whether so much waits that a frame would wait behind it, as after a stall."""
-        return self._sent - self._results.handled > _LONG_BACKLOG
 
     def sent(self, frames: int) -> None:
         self._sent += frames

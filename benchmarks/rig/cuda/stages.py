@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -245,7 +246,11 @@ def cameras(place: Place, precision: str) -> Found:
     found, rows, arms = Found(), list[Sequence[object]](), dict[str, dict[str, Any]]()
     precision = precision if place.is_cuda else "fp32"
     with place.alone():
-        for arm, make in (("streams of one stage", _streams), ("a stage each", _stages_each)):
+        for arm, make in (
+            ("streams of one stage", _streams),
+            ("the same with one worker", partial(_streams, backup="none")),
+            ("a stage each", _stages_each),
+        ):
             say(f"{arm}, {precision}")
             before, stages = place.used_mib(), make(place, precision)
             with running(stages):
@@ -260,7 +265,7 @@ def cameras(place: Place, precision: str) -> Found:
             batched = max(step["batched"] for step in ramp)
             arms[arm] = {"mib": memory, "in_time_hz": most, "kept_hz": kept, "runs in": words, "ramp": ramp}
             rows.append((arm, most, kept, memory, batched, words))
-    ours, each = arms.values()
+    ours, _, each = arms.values()
     times, share = (ours[what] / each[what] if each[what] else math.nan for what in ("in_time_hz", "mib"))
     rows.insert(0, ("ratio", times, math.nan, share, math.nan, ""))
     columns = (
@@ -300,8 +305,14 @@ def _camera_parameters(place: Place, precision: str) -> dict[str, Any]:
     }
 
 
-def _streams(place: Place, precision: str) -> list[WorkerStage]:
-    given = {**_camera_parameters(place, precision), "streams": list(_CAMERAS), "batch": "auto"}
+def _streams(place: Place, precision: str, backup: str = "standby") -> list[WorkerStage]:
+    """One stage for all; both workers run frames, while each stage of the other arm has a worker for itself."""
+    given = {
+        **_camera_parameters(place, precision),
+        "streams": list(_CAMERAS),
+        "batch": "auto",
+        "backup": backup,
+    }
     adapter, options = given.pop("adapter"), given.pop("options")
     stages: list[WorkerStage] = []
     for name in _CAMERAS:

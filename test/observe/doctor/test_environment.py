@@ -77,6 +77,7 @@ def test_given_a_machine_that_lacks_nothing_when_looked_at_then_all_is_well(root
             "FASTDDS_DEFAULT_PROFILES_FILE",
         ),
         ("clock", lambda _: None, {"clock_ms": -35.0}, "chronyc tracking"),
+        ("clock", lambda _: None, {"clock_ms": 9.6e10}, "torchperf play LOG --restamp"),
         (
             "clock",
             lambda _: None,

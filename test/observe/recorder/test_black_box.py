@@ -264,6 +264,28 @@ def in_ring(ring, reader, second, words):
     return replace(record, row=row, ring=reader, inputs=reader.read(offset, length, seq))
 
 
+class Untouched(bytes):
+    """An image that counts how often it is copied."""
+
+    copies = 0
+
+    def __bytes__(self):
+        Untouched.copies += 1
+        return bytes(memoryview(self))
+
+
+def test_given_an_incident_that_is_full_when_more_images_come_then_they_are_not_copied(tmp_path):
+    image, Untouched.copies = Untouched(text("x" * 1000)), 0
+    box = Box(tmp_path, part_bytes=5 * len(image))
+    box.incident(0)
+    for number in range(20):
+        record = frame(number / 20, inputs=(), output=None)
+        box.frame(replace(record, inputs=[InputBytes(0, 0, 0.0, image)]))
+    written = [topic for _, topic, _ in box.written()]
+    assert 0 < written.count("/image") < 5
+    assert Untouched.copies == written.count("/image")
+
+
 def test_given_images_in_a_ring_then_they_are_copied_just_then_and_lost_ones_are_said(tmp_path):
     box, ring = Box(tmp_path), FrameRing(4096)
     reader = FrameReader(ring.fd)

@@ -228,11 +228,13 @@ def test_given_open_alerts_when_drawn_or_joined_in_lines_then_they_stand_before_
     assert text.index("model error") < text.index("deadline missed")
     console = Console(width=80, file=io.StringIO())
     node.event("error", "planning", "worker\n died")
+    node.event("note", "segmentation", "misses")
     with Screen(node, console, None) as screen:
         screen.show()
         screen.show()
     assert console.file.getvalue().count("model error: KeyError: 0 (b_dict.py:36)") == 1
     assert console.file.getvalue().count("\n  10.0 s ■ planning   worker died\n") == 1
+    assert " segmentation misses\n" in console.file.getvalue()
 
 
 def test_given_a_long_event_when_drawn_then_it_goes_on_in_the_next_row_below_its_text():

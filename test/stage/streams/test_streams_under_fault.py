@@ -151,6 +151,59 @@ def test_given_a_stream_that_is_stopped_twice_when_the_others_go_on_then_they_ha
     assert [stream.ask().outcome.word for stream in others] == ["on_time"] * 2
 
 
+def test_given_a_stream_whose_answer_fails_when_others_are_due_as_well_then_they_are_answered(
+    start_streams,
+):
+    """While no worker is idle, frames that wait are looked at when their alarms ring, once."""
+
+    class Slow(list):
+        def append(self, what):
+            time.sleep(0.1)  # the next two are due meanwhile
+            super().append(what)
+
+    class Broken(list):
+        def append(self, what):
+            raise OSError("the middleware fails")
+
+    busy, slow, broken, well = start_streams(
+        "busy", "slow", "broken", "well", backup="none", budget_ms=300.0, **{"busy.budget_ms": 20_000.0}
+    )
+    for stream in (slow, broken, well):
+        assert stream.ask().outcome.word == "on_time"
+    slow.published, broken.published = Slow(), Broken()
+    with busy.running():
+        asked = [stream.offer()[0] for stream in (slow, broken, well)]
+        assert well.answer(asked[-1]).outcome.word == "late"
+
+
+def test_given_a_frame_that_is_too_late_when_a_newer_one_waits_then_it_makes_room_before_its_deadline(
+    start_streams,
+):
+    busy, own = start_streams("busy", "own", backup="none", budget_ms=9000.0)
+    own.ask()
+    for _ in range(128):
+        own.actor.ladder.learn(own.actor.ladder.last, 8700.0, 1.0)
+    with busy.running():
+        time.sleep(0.4)
+        too_late, _ = own.offer()
+        time.sleep(0.4)  # of its 9000 ms, a run takes 8700 as a rule
+        own.offer()
+    answer = own.answer(too_late)
+    assert (answer.outcome.word, answer.lateness_ms < -1000.0) == ("late", True), answer.reason
+
+
+def test_given_a_few_slow_starts_of_runs_when_frames_wait_then_they_still_run_together(start_batched):
+    """Beside inference a frame is slow now and then; that not each of a batch is."""
+    streams = start_batched(budget_ms=3000.0)
+    take_together(streams, None)
+    for stream in streams:
+        for number in range(64):
+            stream.actor.ladder.learn(0, 1.0, 1500.0 if number % 8 == 0 else 1.0)
+    before = sum(stream.counters.batched for stream in streams)
+    take_together(streams, None)
+    assert sum(stream.counters.batched for stream in streams) == before + 3
+
+
 @pytest.mark.parametrize("fault", ["raise", "nan"])
 def test_given_a_worker_that_fails_at_every_streams_frames_and_one_that_does_not_when_they_go_on_then_it_is_replaced(
     start_streams, fault

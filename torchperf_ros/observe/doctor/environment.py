@@ -13,6 +13,7 @@ from torchperf_ros.observe.doctor.rules import BUSIEST, CLOCK_RATE, LARGE_BYTES,
 
 _MIB: Final = 1 << 20
 _SHM_FREE: Final = 128 * _MIB  # the segments of two participants with this package's profile
+_DAY_MS: Final = 86_400_000.0  # a clock that was set is not so far off: these are the stamps of a log
 _TIME_ERROR: Final = 5  # of adjtimex(2): the clock is not synchronised
 _FULL: Final = 0.9
 
@@ -147,6 +148,11 @@ def _clock(need: Need, clock: Callable[[], int]) -> Check:
     kernel = "not synchronised" if state == _TIME_ERROR else "synchronised" if state >= 0 else "not known"
     if math.isfinite(need.clock_ms):
         found = f"stamps and receipt differ by {need.clock_ms:,.1f} ms; this machine's clock is {kernel}"
+        if abs(need.clock_ms) > _DAY_MS:
+            found = (
+                f"stamps and receipt differ by {need.clock_ms / _DAY_MS:,.1f} days, as those of a log do"
+            )
+            mend = "torchperf play LOG --restamp   # or play LOG --clock, and the node with use_sim_time"
         return Check("clock", False, found, mend)
     alone = ", which matters where stamps come from another machine" if state == _TIME_ERROR else ""
     return Check("clock", True if state >= 0 and not alone else None, f"{kernel}{alone}; stamps fit", mend)

@@ -178,7 +178,7 @@ def event_line(event: NodeEvent, began_s: float | None = None, *, now: bool = Fa
         else time.strftime("%H:%M:%S", time.localtime(began_s + event.at_s))
     )
     line = Text.assemble((f"{'now' if now else at:>8} ", "grey62"), (f"{mark} ", colour))
-    return line.append(f"{event.source:<11}", "bold").append(
+    return line.append(f"{event.source:<10} ", "bold").append(
         event.text, colour if event.kind == "error" else ""
     )
 

@@ -161,7 +161,8 @@ class Inspection(logging.Handler):
         self.recompilations: list[Recompilation] = []
         self.failure = ""
         torch.compiler.reset()
-        self._model, self._compiled = model, torch.compile(model.call, backend=self._keep)
+        self._model = model
+        self._compiled: Callable[..., Any] | None = None
         self._functions: dict[str, tuple[str, str, int]] = {}  # by the first number of a compile id
         self._recompile_reasons: list[tuple[str, int, str]] = []
         self._input_set = 0
@@ -217,6 +218,8 @@ class Inspection(logging.Handler):
 
     def _compile(self, index: int) -> str:
         try:
+            if self._compiled is None:  # it refuses models of torch.jit
+                self._compiled = torch.compile(self._model.call, backend=self._keep)
             for _ in range(_RUNS):
                 self.call(self._compiled, index)
         except Exception as error:
