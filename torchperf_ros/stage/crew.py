@@ -78,6 +78,15 @@ class Crew:
                 found = worker
         return found
 
+    def spared(self, stream: int) -> int:
+        """How many workers are there that run no frame of this stream."""
+        taken = [
+            worker
+            for worker, run in self._running.items()
+            if isinstance(run, Turn) and run.stream == stream
+        ]
+        return sum(worker.available and worker not in taken for worker in self.pool.everyone)
+
     @property
     def runs(self) -> bool:
         return bool(self._running)

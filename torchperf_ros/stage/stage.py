@@ -60,6 +60,7 @@ _FIRST_WAKE_SHARE = 0.06  # of the budget
 # Outcomes that no run of a stage of lower priority can have brought about.
 _SAY_NOTHING = frozenset({Outcome.BAD_INPUT, Outcome.STARTING})
 _WAIT_SHARE = 0.05  # of the newest frame, in what a frame of a stream usually waits
+_KEPT = "the last worker is kept for other streams: this one's frames end workers, or still run on the other one"
 _WITHHELD = "withheld: the emergency lane is latched"
 
 
@@ -79,6 +80,7 @@ class Stage:
         ring: where its frames lie for the workers.
         budget_ms: of the last frame that was begun.
         behind: frames in a row that had no result in time.
+        ended_workers: how many have ended at its frames since one came back from one.
     """
 
     def __init__(
@@ -146,6 +148,7 @@ class Stage:
         self._usual_wait_ms = 0.0  # of the frames of a stream, for a worker that another one has
         # whether a frame of this stream had no result of a batch, and none has come through since
         self._alone = False
+        self.ended_workers = 0
         self._unlogged = ""  # the traceback of an error that happened under the lock
         self._accepting = False
 
@@ -296,6 +299,10 @@ class Stage:
         if self.thread.has_streams and not turn.frame.stale:
             if self.model.crew.idle() is None or self.thread.is_too_late(turn, now_ns):
                 return
+            if self.thread.keeps_last_from(self):
+                turn.held_by = _KEPT
+                return
+            turn.held_by = ""
             if not turn.held_ns and (until_ns := self.thread.gives_way(self, now_ns)):
                 turn.held_ns = until_ns
                 return
@@ -320,7 +327,13 @@ class Stage:
             and turn.runner is None
             and turn.failure is None
             and turn.length > 0
-            and not (turn.frame.stale or turn.inputs_until_ns or turn.held_by or self._alone)
+            and not (
+                turn.frame.stale
+                or turn.inputs_until_ns
+                or turn.held_by
+                or self._alone
+                or self.ended_workers
+            )
         )
 
     def _waits_for_others(self, turn: Turn, now_ns: int) -> bool:
@@ -406,6 +419,7 @@ class Stage:
                 and response.tier == self.ladder.last
             ):
                 way.ran((now_ns - worker.busy_since_ns) / NS_PER_MS, now_ns)
+        self.ended_workers = 0
         if turn is not None and response.outcome == Outcome.ON_TIME:
             self._alone = False
             self.scenes.name(response.scene, worker, response.seq)

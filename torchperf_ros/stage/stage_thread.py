@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torchperf_ros.stage.stage import Stage
 
 _NO_DEADLINE = 1 << 62
+_MOST_ENDED = 2  # workers in a row that ended at frames of a stream: then it leaves the last one to others
 _MOST_BEHIND = 3  # frames of a stream in a row without a result in time: then others give way
 _LOOK_AGAIN_NS = 2 * NS_PER_MS
 _TRIES_EACH = 8  # of so many frames in a row that none would be in time by what is known, one runs
@@ -95,6 +96,18 @@ class StageThread:
     @property
     def has_streams(self) -> bool:
         return bool(self._alarms)
+
+    def keeps_last_from(self, stage: "Stage") -> bool:
+        """Whether a stream may not have the only worker that it has left to the others.
+
+        That is one at whose frames two workers have ended in a row, or whose late frames still run.
+        """
+        if (
+            stage.ended_workers < _MOST_ENDED and stage.behind < _MOST_BEHIND
+        ) or stage.pool.config.workers == 1:
+            return False
+        others = any(self._has_frames(other) for other in self.stages if other is not stage)
+        return others and stage.model.crew.spared(stage.place) < 2  # noqa: PLR2004 - one for it, one for others
 
     @property
     def batches(self) -> bool:
@@ -272,6 +285,7 @@ class StageThread:
                 stage.scenes.forget_word()  # the tiers of that scene may be what ends its workers
         if (turn := self.stages[0].model.crew.drop(worker)) is not None:
             self._ran[worker] = turn.stream
+            self.stages[turn.stream].ended_workers += 1
         self._look_at_scenes()
 
     def _look_at_scenes(self) -> None:

@@ -233,3 +233,21 @@ def test_given_a_stream_whose_every_frame_fails_when_another_goes_on_then_no_wor
         assert bad.answer(asked[0]).outcome.word == "error"
         assert well.answer(asked[1]).outcome.word == "on_time"
     assert set(bad.pids) == pids
+
+
+@pytest.mark.parametrize(("stalls_ms", "hang_ms"), [(2500, 2000.0), (1000, 60_000.0)])
+def test_given_a_stream_whose_every_frame_stalls_when_another_goes_on_then_it_always_has_a_worker(
+    start_streams, stalls_ms, hang_ms
+):
+    bad, well = start_streams("bad", "well", budget_ms=1900.0, hang_ms=hang_ms, **{"bad.budget_ms": 100.0})
+    end_s, outcomes = time.monotonic() + 8.0, []
+    assert well.ask().outcome.word == "on_time"
+    while time.monotonic() < end_s:
+        bad.offer({"do": "sleep", "ms": stalls_ms, "once": False})
+        time.sleep(0.1)
+        outcomes.append(well.ask().outcome.word)
+    assert outcomes.count("on_time") >= len(outcomes) - 3
+    bad.settle_accounts()
+    assert any("kept for other streams" in answer.reason for answer in bad.answers)
+    bad.wait_for_workers()
+    assert [bad.ask().outcome.word for _ in range(3)][-1] == "on_time"
