@@ -356,7 +356,7 @@ def test_given_the_workflow_when_parsed_then_its_steps_run_something_and_files_a
     steps = workflow["jobs"]["gate"]["steps"]
     text = [step.get("run", "") for step in steps]
     assert all(("run" in step) != ("uses" in step) for step in steps)
-    written = next(number for number, line in enumerate(text) if "--parquet run.parquet" in line)
+    written = next(number for number, line in enumerate(text) if "-o run.parquet" in line)
     used = [number for number, line in enumerate(text) if "run.parquet" in line and number != written]
     assert used
     assert min(used) > written

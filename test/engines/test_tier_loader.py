@@ -191,7 +191,9 @@ def test_given_a_model_that_cannot_be_compiled_or_a_package_that_raises_then_eag
 def test_given_an_option_or_a_model_that_cannot_be_used_then_the_worker_is_told(
     load, adapters, monkeypatch
 ):
-    with pytest.raises(ConfigError, match="cuda_graphs"):
+    with pytest.raises(
+        ConfigError, match="compile_mode: reduce-overhead makes CUDA graphs; the device here is"
+    ):
         load(options=BuildOptions("aoti", cuda_graphs=True))
     monkeypatch.setattr(adapters.Compiled, "build", lambda self, tier: "weights.pt")
     with pytest.raises(AdapterError, match="tier full: Compiled.build gave a str, not a torch.nn.Module"):
