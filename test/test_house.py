@@ -34,7 +34,8 @@ STATEMENTS = {
     "workers": 2922,
     # What one stream costs the others in a fault, an overload, a batch, an answer or a probe is held to its share.
     # What wires stages to each other is here, once for the node and for a replay.
-    "stage": 3440,
+    # A worker that fails where another does not is found, and a stream that ends workers leaves the last one to others.
+    "stage": 3520,
     # CUDA graphs as an engine, what is known of captures, and the ways that `auto` times with and without them.
     # Whether a model's sizes follow from values is looked for in its operations.
     "engines": 2561,
