@@ -98,10 +98,13 @@ class Command(TyperCommand):
         gone, taken = _GONE.get(self.name or "", {}), list[str]()
         for word in args:
             name, sign, value = word.partition("=")
-            today = gone.get(name, name)
-            if " " in today:
+            today = gone.get(name)
+            if today is not None and " " in today:
                 fail(f"{name}: there is no such option any more; {today}")
-            taken += [f"{today}{sign}{value}"] if today or name not in gone else []
+            if today is None:
+                taken.append(word)
+            elif today:
+                taken.append(f"{today}{sign}{value}")
         return super().parse_args(ctx, taken)
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - typer's own copies of click's types
