@@ -113,3 +113,10 @@ def test_given_a_file_in_no_folder_when_driven_then_it_is_refused_before_the_dri
     result = RUNNER.invoke(cli.app, ["demo", "-o", str(tmp_path / "none" / name)])
     assert result.exit_code == 2
     assert "existing folder" in result.output
+
+
+def test_given_a_value_with_spaces_when_used_then_it_is_no_option(tmp_path: Path) -> None:
+    for words in (["report"], ["replay"], ["compare"], ["demo", "--json=a b"]):
+        done = RUNNER.invoke(cli.app, [*words, str(tmp_path / "no such log")])
+        assert done.exit_code != 0
+        assert "no such option any more" not in done.output

@@ -41,6 +41,7 @@ def vehicle(desk, monkeypatch):
     Returns how its node asks, and its facts.
     """
     monkeypatch.setattr(sources, "_LOOK_S", -1.0)
+    monkeypatch.setenv("XDG_STATE_HOME", str(desk.folder))
 
     def start(drive="monday", card="orin", **facts):
         monkeypatch.setattr(sources, "_drive_id", lambda: drive)

@@ -38,7 +38,7 @@ def found(one, **options):
 
 
 def read(data):
-    return unreadable(TimedPath.parse(data))
+    return unreadable(TimedPath.parse(data), START_NS)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_given_a_pose_whose_stamp_is_no_time_when_read_then_the_path_is_none(pos
 )
 def test_given_orientations_of_any_length_when_read_then_only_those_of_a_rotation_are_taken(length, good):
     path = TimedPath.parse(plan_bytes(T, 10 * T, 0.0, 0.3))
-    finding = unreadable(replace(path, turns=path.turns * length))
+    finding = unreadable(replace(path, turns=path.turns * length), START_NS)
     if good:
         assert finding is None
     else:
@@ -222,8 +222,10 @@ def test_given_values_that_are_no_numbers_when_read_then_it_is_said_how_many_pos
     assert read(plan_bytes(T, 1e8, 0.0, 0.0)) is None
     path = TimedPath.parse(straight_plan())
     path.turns[3] = 0.0
-    assert unreadable(path)[:3] == ("finite", 1, 0)
-    assert unreadable(path).text.endswith("an orientation that is not 0.1 to 10.0 long: no rotation")
+    assert unreadable(path, START_NS)[:3] == ("finite", 1, 0)
+    assert unreadable(path, START_NS).text.endswith(
+        "an orientation that is not 0.1 to 10.0 long: no rotation"
+    )
 
 
 def test_given_stamps_that_do_not_increase_when_read_then_the_first_worst_one_is_named():
@@ -234,6 +236,15 @@ def test_given_stamps_that_do_not_increase_when_read_then_the_first_worst_one_is
     assert finding.text == "stamps pose 7 0 s after the one before; each has to be later"
     times_s[20] = 0.0
     assert read(plan_bytes(times_s, T, 0.0, 0.0)).value == pytest.approx(-1.9)
+
+
+@pytest.mark.parametrize(("ends_s", "named"), [(3599.0, []), (3601.0, ["stamps"]), (4.0e8, ["stamps"])])
+def test_given_a_stamp_hours_ahead_when_read_then_the_plan_is_refused(ends_s, named):
+    times_s = T.copy()
+    times_s[-1] = ends_s
+    finding = read(plan_bytes(times_s, T, 0.0, 0.0))
+    assert [one.check for one in (finding,) if one] == named
+    assert finding is None or "3600 s are allowed" in finding.text
 
 
 def test_given_headings_across_the_half_turn_when_read_then_they_do_not_leap():
@@ -342,9 +353,9 @@ def test_given_a_plan_when_it_is_almost_over_then_only_one_that_ends_standing_la
 
 def test_given_values_at_a_bound_then_they_are_still_good():
     at = TimedPath.parse(plan_bytes(T, 1e8 * (T > 1), 0.0, 0.0))
-    assert unreadable(at) is None
+    assert unreadable(at, START_NS) is None
     at.turns[4, 3], at.points[7, 0] = 1.1e8, math.nan
-    finding = unreadable(at)
+    finding = unreadable(at, START_NS)
     assert finding == ("finite", 2, 0, "has 2 poses with a value that is NaN, infinite or beyond 1e+08")
     here = Motion.read(odometry_bytes(speed=0.0, y=1.0), 0)
     for times_s in (

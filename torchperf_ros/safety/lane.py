@@ -77,9 +77,11 @@ class Lane:
             self.place[end] = self.place[inner] + cmath.rect(way_m, self.heading[inner])
         if self.curved:
             turns = np.abs(self.heading[1:] - self.heading[:-1])
-            self.tightest, self.turn = largest(turns / (self.s[1:] - self.s[:-1])), float(turns.sum())
+            ways = np.maximum(self.s[1:] - self.s[:-1], _SAME_M)
+            self.tightest, self.turn = largest(turns / ways), float(turns.sum())
         steps = self.place[1:] - self.place[:-1]
-        lengths = np.abs(steps)
+        # Parts far out, or back to where they began, may be of no length at all.
+        lengths = np.maximum(np.abs(steps), _SAME_M)
         self._lengths, self._units = lengths[:, None], (steps.conj() * (1.0 / lengths))[:, None]
 
     def _lead_on(self, own_s: Floats, driven: float | None) -> None:
