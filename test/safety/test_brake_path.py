@@ -115,3 +115,14 @@ def test_given_any_speeds_along_a_line_then_it_never_goes_backwards_and_only_slo
     assert np.all(found >= -1e-9)
     assert np.all(np.diff(found) <= 1e-6)
     assert where[0, 0] == pytest.approx(np.interp(start, times_s, x))
+
+
+@given(st.floats(0.1, 1e8), st.floats(1e-9, 1.0), st.floats(0.5, 10.0))
+def test_given_a_path_of_any_speed_when_braking_then_it_takes_no_longer_than_a_vehicle_can_take(
+    leap_m, step_s, deceleration
+):
+    points, times_s = np.array([[0.0, 0, 0], [leap_m, 0, 0], [leap_m, 0, 0]]), step_s * np.arange(3)
+    where, when_s, _ = brake_along(points, times_s, 0.0, deceleration, 31)
+    assert when_s[-1] <= 1.001 * max(100.0 / deceleration, times_s[-1])
+    assert where[-1, 0] <= 1.001 * max(leap_m, 0.5 * 100.0**2 / deceleration)
+    assert np.isfinite(where).all()

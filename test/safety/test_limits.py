@@ -238,10 +238,19 @@ def test_given_stamps_that_do_not_increase_when_read_then_the_first_worst_one_is
     assert read(plan_bytes(times_s, T, 0.0, 0.0)).value == pytest.approx(-1.9)
 
 
-@pytest.mark.parametrize(("ends_s", "named"), [(3599.0, []), (3601.0, ["stamps"]), (4.0e8, ["stamps"])])
-def test_given_a_stamp_hours_ahead_when_read_then_the_plan_is_refused(ends_s, named):
+@pytest.mark.parametrize(
+    ("at", "off_s", "named"),
+    [
+        (-1, 3599.0, []),
+        (-1, 3601.0, ["stamps"]),
+        (-1, 4.0e8, ["stamps"]),
+        (0, -3599.0, []),
+        (0, -1.3e9, ["stamps"]),
+    ],
+)
+def test_given_a_stamp_hours_off_when_read_then_the_plan_is_refused(at, off_s, named):
     times_s = T.copy()
-    times_s[-1] = ends_s
+    times_s[at] = off_s
     finding = read(plan_bytes(times_s, T, 0.0, 0.0))
     assert [one.check for one in (finding,) if one] == named
     assert finding is None or "3600 s are allowed" in finding.text

@@ -24,8 +24,8 @@ _ROOM = 1.01
 _JERK_S = 0.5  # mean over so long: ISO 11270 judges lateral jerk so
 _SHORT_STEP_M = 0.1  # over shorter steps a curvature, 1 / m, says more of rounding than of the path
 _STANDING = 0.1  # m/s at the end of a plan that ends standing
-# A damaged stamp lies years ahead, and what is braked along such a plan would end beyond what a stamp can say.
-_MOST_AHEAD_S = 3600.0
+# A damaged stamp is years off, and what is braked along such a plan would end beyond what a stamp can say.
+_MOST_OFF_S = 3600.0
 _MOST_POSES = 64  # of a plan that is compared with obstacles
 
 
@@ -137,7 +137,7 @@ def _after_now_s(path: TimedPath, ros_now_ns: int) -> float:
 def unreadable(path: TimedPath, ros_now_ns: int, motion: Motion | None = None) -> Finding | None:
     """What makes every other check of a plan impossible.
 
-    That is values that are no numbers, stamps that do not increase or lie hours ahead, and, of a plan that
+    That is values that are no numbers, stamps that do not increase or are hours off, and, of a plan that
     is seen from the vehicle, a `header.stamp` that does not say from where.
     """
     places, turns = np.abs(path.points), np.abs(path.turns)
@@ -158,10 +158,10 @@ def unreadable(path: TimedPath, ros_now_ns: int, motion: Motion | None = None) -
         step_s = float(steps[at]) / NS_PER_S
         text = f"stamps pose {at + 1} {step_s:g} s after the one before; each has to be later"
         return Finding("stamps", step_s, 0, text)
-    ends_s = float(path.stamps_ns[-1] - ros_now_ns) / NS_PER_S
-    if ends_s > _MOST_AHEAD_S:
-        text = f"ends {ends_s:g} s from now; {_MOST_AHEAD_S:g} s are allowed"
-        return Finding("stamps", ends_s, _MOST_AHEAD_S, text)
+    off_s = float(np.abs(path.stamps_ns[[0, -1]] - ros_now_ns).max()) / NS_PER_S
+    if off_s > _MOST_OFF_S:
+        text = f"has a stamp {off_s:g} s from now; {_MOST_OFF_S:g} s are allowed"
+        return Finding("stamps", off_s, _MOST_OFF_S, text)
     if motion is not None and path.frame == motion.child_frame != motion.frame:
         off_s = abs(_after_now_s(path, ros_now_ns))
         if off_s > USABLE_AGE_S:

@@ -21,7 +21,7 @@ MOST_M = 1e8
 # The length of a quaternion that was written on purpose; unset memory or a pointer has another.
 LEAST_TURN, MOST_TURN = 0.1, 10.0
 
-_MAX_SPEED, _MAX_YAW_RATE = 100.0, 10.0  # m/s, rad/s; more is a broken odometry, not a road vehicle
+MAX_SPEED, _MAX_YAW_RATE = 100.0, 10.0  # m/s, rad/s; more is broken, not a road vehicle's
 _LONGEST_FRAME = 255  # bytes; each pose of a path that is made from it repeats the name
 _TWIST_AFTER = 7 * 8 + 36 * 8  # bytes of the pose with its covariance
 # A transition into a bend takes half a second or more. Three messages have always a straight line close by, so that
@@ -91,8 +91,8 @@ class Motion:
             raise BadInput("odometry: a value of pose or twist is not finite")
         if max(abs(x), abs(y), abs(z)) > MOST_M:
             raise BadInput(f"odometry: the position {x:g}, {y:g}, {z:g} is beyond {MOST_M:g} m")
-        if abs(speed) > _MAX_SPEED or abs(yaw_rate) > _MAX_YAW_RATE:
-            most = f"{_MAX_SPEED:g} m/s, {_MAX_YAW_RATE:g} rad/s"
+        if abs(speed) > MAX_SPEED or abs(yaw_rate) > _MAX_YAW_RATE:
+            most = f"{MAX_SPEED:g} m/s, {_MAX_YAW_RATE:g} rad/s"
             raise BadInput(f"odometry: {speed:g} m/s or {yaw_rate:g} rad/s is beyond {most}")
         if not any(turn):
             raise BadInput("odometry: the orientation is all zeros, which is no rotation")

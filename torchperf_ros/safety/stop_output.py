@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torchperf_ros.api.cdr import aligned, byte_order, header_at
 from torchperf_ros.api.clock import NS_PER_S
 from torchperf_ros.api.errors import BadInput, one_line
+from torchperf_ros.safety.odometry import MAX_SPEED
 
 Floats = NDArray[np.float64]
 
@@ -37,7 +38,7 @@ def brake_along(
         start_s: when braking begins, on the same time line, within the path.
         deceleration: m/s^2, > 0.
         count: how many points to give, >= 2.
-        speed: m/s at `start_s`, >= 0; None: the path's own.
+        speed: m/s at `start_s`, >= 0; None: the path's own, as far as a vehicle can have it.
 
     Returns:
         Positions [count, 3] and their times [count]: equally spaced from `start_s` to standstill, but no less than over
@@ -62,7 +63,7 @@ def brake_along(
     steps.cumsum(out=distance[1:])
     segment = min(int(times_s.searchsorted(start_s, side="right")), len(times_s) - 1) - 1
     if speed is None:
-        speed = float(steps[segment] / (times_s[segment + 1] - times_s[segment]))
+        speed = min(float(steps[segment] / (times_s[segment + 1] - times_s[segment])), MAX_SPEED)
     stop_after_s = speed / deceleration
     after_s = np.linspace(0.0, max(stop_after_s, float(times_s[-1] - times_s[0])), count)
     braking_s = np.minimum(after_s, stop_after_s)
