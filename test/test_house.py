@@ -24,18 +24,18 @@ MOST_FILES_IN_A_FOLDER = 25
 # streams, an adapter for each in the worker, runs of several frames, and their parameters.
 STATEMENTS = {
     "api": 885,
-    # Lines of sensors, and what to write instead of each parameter that is gone.
-    "settings": 1193,
+    # Lines of sensors, what to write instead of each parameter that is gone, and what a batch needs.
+    "settings": 1200,
     # The guard knows the road beside its own lane, and asks for a way back where a plan ends in the way of what comes.
     # Our lane follows a bend that no plan foresaw, and says whether a plan keeps it.
     # A planner that gives up leaves no vehicle beside its lane, and what comes shows the road of a bend.
     # The bend that is driven has the noise of the yaw rates that it comes from.
-    "safety": 3675,
-    "workers": 2922,
+    "safety": 3680,
+    "workers": 2920,
     # What one stream costs the others in a fault, an overload, a batch, an answer or a probe is held to its share.
     # What wires stages to each other is here, once for the node and for a replay.
     # A worker that fails where another does not is found, and a stream that ends workers leaves the last one to others.
-    "stage": 3520,
+    "stage": 3517,
     # CUDA graphs as an engine, what is known of captures, and the ways that `auto` times with and without them.
     # Whether a model's sizes follow from values is looked for in its operations.
     "engines": 2561,
@@ -50,8 +50,8 @@ STATEMENTS = {
     "models": 1879,
     # Tuning shares a process, keeps one ready, looks before it measures, and names what it did not try.
     # The files of -o by their suffixes; options of earlier versions are taken, or say what to write.
-    "tools": 3789,
-    "fleet": 2967,
+    "tools": 3792,
+    "fleet": 2966,
     "world": 1473,
     "train": 1254,
 }
