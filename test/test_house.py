@@ -30,8 +30,8 @@ STATEMENTS = {
     # Our lane follows a bend that no plan foresaw, and says whether a plan keeps it.
     # A planner that gives up leaves no vehicle beside its lane, and what comes shows the road of a bend.
     # The bend that is driven has the noise of the yaw rates that it comes from.
-    "safety": 3680,
-    "workers": 2920,
+    "safety": 3688,
+    "workers": 2922,
     # What one stream costs the others in a fault, an overload, a batch, an answer or a probe is held to its share.
     # What wires stages to each other is here, once for the node and for a replay.
     # A worker that fails where another does not is found, and a stream that ends workers leaves the last one to others.

@@ -443,7 +443,7 @@ def test_given_what_is_known_when_sent_elsewhere_then_another_plan_is_judged_by_
     assert sent.packed() == known.packed()
     assert Guard.refusal(bench.plan(), sent) == Guard.refusal(bench.plan(), known) != ""
     assert Guard.refusal(bench.plan(speed=1.0), sent).startswith("start: ")
-    nothing = Guard(guard_options({"guard.act": ["all"]})).known(0, 0, math.nan)
+    nothing = Guard(guard_options({"guard.act": ["all"]})).known(bench.now_ns, bench.ros_ns, math.nan)
     assert Guard.refusal(bench.plan(), Known.unpacked(json.loads(json.dumps(nothing.packed())))) == ""
 
 

@@ -322,8 +322,9 @@ class Guard:
         judged.findings.extend(filter(None, [blocked]))
         failed = judged.failed(self._acts)
         unchecked = "; ".join(dict.fromkeys(why for check, why in judged.unchecked.items() if check in act))
-        has_given_up = plan is None or is_stop or now_ns - self._accepted_ns > _GIVES_UP_NS
-        home = self._ways_home(path, situation) if has_given_up and act else []
+        has_ended = plan is None or is_stop
+        has_given_up = has_ended or now_ns - self._accepted_ns > _GIVES_UP_NS
+        home = self._ways_home(path, situation, has_ended=has_ended) if has_given_up and act else []
         if plan is None:
             why = "there is no plan"
         elif failed is not None:
@@ -628,6 +629,7 @@ class Guard:
         """
         options, now_ns, motion = self._options, situation.ros_now_ns, situation.motion
         on_path, hard, hardest = options.act - _BY_BRAKING, options.rss_brake, options.max_deceleration
+        still_plans = goes_on
         aside, brakes, stops = on_path - {"jump"}, GuardVerdict.BRAKE, GuardVerdict.STOP
         same = [] if path is None else [(by, self._braked(path, situation, by)) for by in (hard, hardest)]
         on_same = [
@@ -635,7 +637,8 @@ class Guard:
             for by, one in same
             if one
         ]
-        yield from () if leaves else (*home, *on_same)
+        yield from () if leaves and still_plans else home
+        yield from () if leaves else on_same
         yield from self._begun_way_out(situation) if leaves else ()
         valid = self._last_valid(situation)
         still_ns = now_ns + options.start_tolerance_s * NS_PER_S
@@ -708,7 +711,7 @@ class Guard:
         checks, does = self._options.act & {"start", "distance"}, "goes on back into its lane"
         return [_Rung(GuardVerdict.BRAKE, out, checks, does, returns=True, begun=True)]
 
-    def _ways_home(self, path: TimedPath | None, situation: _Situation) -> list[_Rung]:
+    def _ways_home(self, path: TimedPath | None, situation: _Situation, *, has_ended: bool) -> list[_Rung]:
         """Ways that end in the lane, shortest first, of a vehicle whose planner has given up.
 
         Only where braking along the plan, or along the last valid one, would end beside the lane. A vehicle that
@@ -733,7 +736,12 @@ class Guard:
             if one is not None
             for track in [Track.of(one, situation.ros_now_ns, motion, situation.motion_age_s)]
         ]
-        if not ends[0] or None in ends:
+        begun = self._begun_way_out(situation)
+        # Back in the lane, a way out brakes so gently that it leads far beyond what is known of the lane.
+        is_back = (
+            has_ended and any(rung.path.stops for rung in begun) and self._is_in_lane(motion, situation)
+        )
+        if None in ends or not (ends[0] or is_back):
             return []
         if (self._speed(situation) or 0.0) < _ROLLS and not self._is_in_way(motion, situation):
             return []
@@ -742,7 +750,11 @@ class Guard:
             for rung in self._ways_back(motion, situation)
             if self._own_lane.aside_m(complex(*rung.path.points[-1, :2])) <= IN_LANE_M
         ]
-        return self._begun_way_out(situation) + [rung for _, rung in sorted(ways, key=lambda way: way[0])]
+        home = [rung for _, rung in sorted(ways, key=lambda way: way[0])]
+        return home + begun if is_back else begun + home
+
+    def _is_in_lane(self, motion: Motion, situation: _Situation) -> bool:
+        return self._own_lane.aside_m(complex(*motion.after(situation.motion_age_s)[:2])) <= IN_LANE_M
 
     def _is_in_way(self, motion: Motion, situation: _Situation) -> bool:
         """Whether something comes towards a vehicle that stands, in its way."""
