@@ -39,7 +39,7 @@ from torchperf_ros.engines.package import ENGINES
 from torchperf_ros.engines.parity import check_engine
 from torchperf_ros.engines.stopwatch import time_interleaved
 from torchperf_ros.models.networks import DETECTOR_WEIGHTS, DETECTOR_WIDTHS, IMAGE_HEIGHT, IMAGE_WIDTH
-from torchperf_ros.settings.build_options import MOST_LOSS, BuildOptions, installed_engines
+from torchperf_ros.settings.build_options import DISTRIBUTIONS, MOST_LOSS, BuildOptions, installed
 from torchperf_ros.train.detector_task import DetectorTask
 from torchperf_ros.train.tier_training import TierPlan, network_of, train, trained_weights
 
@@ -84,7 +84,8 @@ def main() -> int:
     packages = parser.add_argument_group(_PACKAGES)
     add_some(packages, "--models", _ADAPTERS)
     add_some(packages, "--tiers", DETECTOR_WIDTHS)
-    add_some(packages, "--engines", [name for name in ENGINES if name in installed_engines()])
+    engines = [name for name in ENGINES if name not in DISTRIBUTIONS or installed(DISTRIBUTIONS[name])]
+    add_some(packages, "--engines", engines)
     packages.add_argument(
         "--rounds", type=int, default=60, help="calls of each package that are timed (default 60)"
     )
