@@ -34,6 +34,7 @@ IN_LANE_M = (
 ENDED_S = 20.0  # of a drive whose planner ends
 KEPT_S = 1.5  # that a vehicle has kept its lane before it changes
 MOVES = 0.1  # m/s; slower, the vehicle stands
+ROLLS = 1.5  # m/s; slower, a vehicle whose planner ends stays where it is
 STAGE_BRAKES = 3.0  # m/s^2 of a stage's stop, as it is by default
 RETURN_BRAKE = 5.0  # m/s^2 of a way back that could be driven
 CLEAR_S, CLEAR_M, BEHIND_S = 2.0, 0.5, 1.0
@@ -609,7 +610,7 @@ def driven(
             guard.saw(0, markers_bytes(boxes_of(cars, road, at_s), stamp_ns=ros_ns), now_ns)
         has_ended = end is not None and at_s >= end.at_s and number > 0
         if has_ended and stop is None:
-            at_end = left, speed, could_return(drive, s, left, slope, speed, at_s)
+            at_end = left, speed, speed > ROLLS and could_return(drive, s, left, slope, speed, at_s)
             braked_path = TimedPath.parse(data).stop(ros_ns, STAGE_BRAKES)
             stop = b"" if braked_path is None else braked_path.bytes()
         if not has_ended or (end is not None and end.sends == "too fast"):

@@ -82,4 +82,6 @@ def test_given_a_planner_that_ends_in_an_overtaking_when_a_return_is_clear_then_
         drive = replace(drive, road=plans.Road())
     found = plans.driven(drive, end, lasts_s=plans.ENDED_S)
     assert not found.speed > plans.MOVES
-    assert not found.at_end[2] or abs(found.left) <= plans.IN_LANE_M or not math.isnan(found.contact_s)
+    # In bends the lane is known less well.
+    most_m = plans.IN_LANE_M + (0.0 if not drive.road.bends.any() else 0.5)
+    assert not found.at_end[2] or abs(found.left) <= most_m or not math.isnan(found.contact_s)
