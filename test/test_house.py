@@ -38,7 +38,7 @@ STATEMENTS = {
     "stage": 3517,
     # CUDA graphs as an engine, what is known of captures, and the ways that `auto` times with and without them.
     # Whether a model's sizes follow from values is looked for in its operations.
-    "engines": 2561,
+    "engines": 2564,
     # On CUDA the check of outputs is enqueued behind the model, and one wait is for both.
     # A start that fails names the user's line.
     "worker": 1652,

@@ -165,6 +165,11 @@ class _Sizes(TorchDispatchMode):
 
     found = False
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch would import the compiler to keep it away from this: 73 MiB and a second in each worker."""
+        return False
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN204
         self.found |= torch.Tag.dynamic_output_shape in func.tags
         return func(*args, **(kwargs or {}))
