@@ -48,9 +48,8 @@ _BACK = 0.92  # of its largest turn; a plan that ends with less has begun to tur
 _TURNS_OFF = 0.042  # 1/m: sharper than 24 m is a junction more often than a bend of the road
 # 1/m, and rad: so sharp is a road, and so much it turns from a plan's end to where something is.
 _SHARPEST, _MOST_TURN = 0.062, 1.55
-_MUCH_TURN = (
-    0.45  # rad; what has turned more, beyond a plan's end, may drive straight across our road as well
-)
+# In rad; what has turned more, beyond a plan's end, may drive straight across our road as well.
+_MUCH_TURN = 0.45
 _MOST_ROUND = 2.2  # rad; what is further round the bend that we drive is on another part of the road
 _ASLANT = 0.25  # rad; in a change of lanes our own direction is aslant by less, on a straight road, too
 _LEAST_AHEAD_M = 5.0  # nearer, the direction of what comes says nothing of the road between

@@ -17,9 +17,8 @@ from torchperf_ros.workers.protocol import Response
 from torchperf_ros.workers.worker_pool import WorkerPool
 from torchperf_ros.workers.worker_process import RunPart, WorkerProcess
 
-_REFUTED = (
-    3  # times a worker fails where another does not, without a good run in between: then it is replaced
-)
+# So many times a worker fails where another does not, without a good run in between: then it is replaced.
+_REFUTED = 3
 _MUCH = 0.5  # of a budget, gone before the frame came: that explains more than what the run took
 
 
