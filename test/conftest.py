@@ -40,7 +40,7 @@ FIRST = (
     "test/tools/test_tune.py",
     "test/world/",
 )
-"""The files that take longest begin, so that neither process is left with one of them at the end."""
+"""The files that take longest begin, so that no process is left with one of them at the end."""
 PACKAGES = tuple(f"test/engines/test_{name}.py" for name in ("package_build", "package", "tier_loader"))
 """Files that read the same compiled packages: one process has them, and builds the packages once."""
 LAST = "test/benchmarks/test_smoke.py"
@@ -91,7 +91,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """With `-n 2`: whole files side by side, in their order.
+    """With `-n 3`: whole files side by side, in their order.
 
     With `--dist worksteal`, which `bench cuda` asks for, tests of one file run side by side, too.
     """
