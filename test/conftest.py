@@ -41,9 +41,7 @@ FIRST = (
     "test/world/",
 )
 """The files that take longest begin, so that neither process is left with one of them at the end."""
-PACKAGES = tuple(
-    f"test/engines/test_{name}.py" for name in ("package_build", "ready_package", "tier_loader")
-)
+PACKAGES = tuple(f"test/engines/test_{name}.py" for name in ("package_build", "package", "tier_loader"))
 """Files that read the same compiled packages: one process has them, and builds the packages once."""
 LAST = "test/benchmarks/test_smoke.py"
 """Its benchmarks run beside each other and keep both cores busy."""

@@ -281,7 +281,7 @@ def depends_on_state(model: Call, kept: KeptState, inputs: Inputs, outputs: Any)
 
 
 def _check_choices(reference: Call, candidate: Call, compared: Sequence[Inputs]) -> None:
-    """See that a candidate chooses as eager does: the class of a pixel or of a frame is the largest along dimension 1.
+    """See that a candidate chooses as eager does: a pixel's or frame's class, the largest in dimension 1.
 
     Raises:
         ParityError: more than 1 % of an output's choices are others.
