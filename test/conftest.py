@@ -134,7 +134,7 @@ def own_scheduling():
 
 @pytest.fixture(scope="session", autouse=True)
 def own_state(tmp_path_factory):
-    """`XDG_STATE_HOME` for this process and all that it starts, and one folder for what torch's compilers keep.
+    """`XDG_STATE_HOME` for this process and all that it starts, and one folder for torch's compilers.
 
     Each folder of theirs has what is compiled compiled anew.
     """

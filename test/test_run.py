@@ -1,4 +1,4 @@
-"""`./run`: an environment counts as made only when it is, and the lock file covers what the package asks for."""
+"""`./run`: only a whole environment counts as made, and the lock file covers the package's needs."""
 
 import contextlib
 import importlib.util
@@ -40,7 +40,7 @@ def make_by(folder, version):
 
 @pytest.fixture
 def calls(run, monkeypatch, tmp_path):
-    """A checkout in tmp_path, on a machine without ROS 2 and torch, and the commands that would have been run."""
+    """A checkout in tmp_path, on a machine without ROS 2 and torch, and the commands that would be run."""
     for name in ("pyproject.toml", "setup.py", "setup.cfg", "run", "requirements.lock"):
         (tmp_path / name).write_bytes((ROOT / name).read_bytes())
     monkeypatch.setattr(run, "ROOT", tmp_path)

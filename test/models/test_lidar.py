@@ -196,7 +196,7 @@ MANY = 1000
 
 
 def cloud(columns, order="<", gaps=(), height=1, row_padding=0, **fields):
-    """A decoded cloud of named columns (name -> values, kind), with gaps of noise before fields and after rows."""
+    """A decoded cloud of named columns (values, kind), with gaps of noise before fields and after rows."""
     formats = {name: np.dtype(order + kind) for name, (_, kind) in columns.items()}
     offsets, at = {}, 0
     for number, name in enumerate(columns):

@@ -176,7 +176,7 @@ def open_node(make_node):  # noqa: F811 - the fixture
 
 
 def batching(node):
-    """What the worker has found before its first frame, and its alerts; where it found less, it says so once."""
+    """What the worker has found before its first frame, and its alerts: one, once, if it found less."""
     node.prepared = node.preparation.load()
     found = node.preparation.calibrate(node.prepared)
     assert isinstance(found, Ready)

@@ -113,7 +113,7 @@ def wait_until(condition, what, process=None, timeout_s=200.0):
 
 @pytest.fixture(scope="module")
 def replayed(tmp_path_factory):
-    """Two good logs, one that is none, one whose worker is lost the first time, and one that loses every worker."""
+    """Two good logs, one that is none, one that loses its worker once, and one that loses every worker."""
     import dask
 
     drives = Drives(tmp_path_factory.mktemp("many"))
