@@ -91,7 +91,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """With `-n 3`: whole files side by side, in their order.
+    """With `-n 4`: whole files side by side, in their order.
 
     With `--dist worksteal`, which `bench cuda` asks for, tests of one file run side by side, too.
     """
