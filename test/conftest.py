@@ -37,7 +37,10 @@ FIRST = (
     "test/node/test_emergency_lane.py",
     "test/replay/batch/test_batch.py",
     "test/test_docs.py",
+    "test/test_gate_workflow.py",
     "test/tools/test_tune.py",
+    "test/tools/demo/test_drive.py",
+    "test/train/test_run.py",
     "test/world/",
 )
 """The files that take longest begin, so that no process is left with one of them at the end."""
