@@ -213,10 +213,8 @@ class _PackageBuild:
             # It runs in the precision that it is checked in.
             plain = replace(work.options, cuda_graphs=False)
             call = finished(Runner(call), plain, tier.example, tier.device).call
-            scoring = tier.scoring and replace(tier.scoring, judges=True, held_out=tier.held_out())
-            parity = check_engine(
-                tier.model, call, tier.example, tier.dims, precision, seeds=4, scoring=scoring
-            )
+            scoring = tier.scoring and replace(tier.scoring, judges=True, held_out=tier.held_out(precision))
+            parity = check_engine(tier.model, call, tier.example, tier.dims, precision, scoring=scoring)
             briefly = work.job.get("background") and tier.device.type == "cuda"
             work.step(self._prefix + ("timing, briefly" if briefly else "timing"))
             rounds = _BRIEFLY if briefly else _ROUNDS
@@ -369,7 +367,7 @@ class _ChoiceBuild:
                     tier.example,
                     {},
                     options.precision,
-                    seeds=2,
+                    briefly=True,
                     scoring=tier.scoring,
                 )
         return found.call

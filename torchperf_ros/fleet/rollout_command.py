@@ -466,7 +466,9 @@ def _standing(plan: "RolloutPlan", folders: list[Path]) -> "tuple[RolloutStandin
         fail(f"{missing[0]}: is not there; name folders that vehicles brought home")
     with progress_bars() as bars:
         brought = read_records(record_files(folders), follow(bars, "reading records"))
-    standing = standing_of(plan, brought, utc_now())
+    now = utc_now()
+    brought = brought.until(now.timestamp())
+    standing = standing_of(plan, brought, now)
     return standing, next_move(plan, standing), brought
 
 

@@ -161,17 +161,17 @@ class Stage:
 
         The trigger is there, so the worker that will run it wakes up while the middleware copies it. Not among
         streams: while it waits, it would take its processor from the frames of others. For the one thread that
-        offers triggers. A frame that waits has its bytes elsewhere: the ring's newest
-        record belongs to a frame that runs.
+        offers triggers. Behind a frame whose record is written there is a slot, too: what comes late would else
+        be copied more often than what comes in time. There is none while a frame waits, in the mailbox or for
+        inputs: the slot is its own.
         """
         with self.lock:
-            is_free = self._accepting and self.turn is None and self.mailbox.waiting is None
-            model = self.model
-            description = model.pool.description
-            if not is_free or description is None:
+            turn, description = self.turn, self.model.pool.description
+            has_room = turn is None or turn.length > 0
+            if not (self._accepting and has_room and self.mailbox.waiting is None) or description is None:
                 return None
-            if not self.thread.has_streams:
-                model.crew.expect()
+            if turn is None and not self.thread.has_streams:
+                self.model.crew.expect()
             return self.ring.slot(len(description.inputs))
 
     def offer(

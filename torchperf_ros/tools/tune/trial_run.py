@@ -318,7 +318,11 @@ class Attempt:
         """
         options, tier, call = self._candidate.options, self._tier, self._call
         dims = varying_dims(options, tier.dims)
-        scoring = None if tier.scoring is None else replace(tier.scoring, held_out=tier.held_out())
+        scoring = (
+            None
+            if tier.scoring is None
+            else replace(tier.scoring, held_out=tier.held_out(options.precision))
+        )
         if (
             call is tier.model
         ):  # which may keep state between calls, so that it would not be the same as itself
