@@ -201,7 +201,7 @@ class PerfNode(LifecycleNode):
 
     def _build(self, config: NodeConfig, setups: Mapping[str, WorkerSetup]) -> None:
         """Make the lane, the endpoints and the stages, and start the workers."""
-        # The first to be entered is the last to be closed: a disk that hangs may keep the recorder for seconds.
+        # The first to be entered is the last to be closed: a disk that hangs may delay the recorder.
         self._made.callback(self._end_recording)
         self._reporter.note(**_set_up_process(config))
         if config.emergency.sensors:

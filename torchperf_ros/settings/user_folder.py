@@ -1,4 +1,4 @@
-"""Where a user's own files lie (XDG base directory), that no other user can change them, and that they stay whole."""
+"""A user's own files: where they lie (XDG base directory), safe from other users, and whole."""
 
 import contextlib
 import os
