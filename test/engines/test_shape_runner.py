@@ -301,7 +301,8 @@ def test_given_a_compiled_engine_when_100_sizes_are_drawn_then_95_percent_hit_an
     )
     runner.warm_up()
     assert (runner.policy, runner.notes) == (policy, [])
-    counters = torch._dynamo.utils.counters
+    from torch._dynamo.utils import counters  # here: at the top it costs each process of the tests a second
+
     before = dict(counters["stats"])
     assert before["unique_graphs"] >= 1
     drawn = random.Random(2024)

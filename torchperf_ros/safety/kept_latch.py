@@ -69,7 +69,7 @@ def read_latch(path: Path, now_ns: int) -> Latch | None:
 
 
 def refuse_without_lane(node: str) -> None:
-    """Refuse to run a node without its emergency lane while that is latched: nobody could clear it.
+    """Refuse to run a node without its emergency lane while that is latched: no service could clear it then.
 
     Raises:
         ConfigError: its file is there.
