@@ -1,4 +1,4 @@
-"""What is done to a model before an engine runs it, and what runs in int8 by the graph that is really compiled."""
+"""What is done to a model before an engine runs it, and what runs in int8 by the compiled graph."""
 
 import copy
 import subprocess

@@ -123,7 +123,7 @@ def test_given_a_hedge_after_the_turn_when_asked_for_its_next_event_then_leaving
 def test_given_a_turn_that_begins_after_its_answer_had_to_leave_when_asked_then_it_leaves_at_once(
     turn, runner
 ):
-    """Were the timer set for the hedge, a frame with 0.1 ms left would be answered when its run is overdue."""
+    """With the timer at the hedge, a frame with 0.1 ms left would be answered when its run is overdue."""
     now_ns = LEAVE_NS + MS
     turn.started(runner, 0, now_ns, expected_ms=20.0, backup_ms=10.0)
     turn.held_ns = now_ns + 5 * MS

@@ -86,7 +86,7 @@ class BuiltTier:
         )
 
     def inputs_by_size(self) -> list[Inputs]:
-        """The example, and where sizes vary, before it inputs of the middle, smallest and largest other sizes."""
+        """The example; where sizes vary, before it inputs of the middle, smallest and largest other sizes."""
         found = []
         for part in (0.5, 0.0, 1.0) if self.dims else ():
             sizes = {

@@ -253,7 +253,7 @@ def _timed(tier: BuiltTier, call: Call, inputs: Inputs, rounds: tuple[int, int])
 
 
 class _ChoiceBuild:
-    """One tier for engine auto: a package of every engine that can run it, and the choice between all ways."""
+    """One tier for engine auto: a package of every engine that can, and the choice between all ways."""
 
     def __init__(self, work: _Work) -> None:
         self._work = work
@@ -317,7 +317,7 @@ class _ChoiceBuild:
             try:
                 if options.engine in ENGINES and not options.is_captured:
                     packages[name] = self._package(options)
-                # Where there is a package, torch.compile makes the same kernels, for as long as a process lasts.
+                # Where there is a package, torch.compile makes the same kernels, for one process's life.
                 if options.engine == OF_PARTS and packages:
                     continue
                 calls[name] = self._call(options, packages.get(options.engine))

@@ -217,7 +217,7 @@ def _check_usable(plan: "RolloutPlan", path: Path) -> None:
 
 
 def _check_gate(file: Path) -> None:
-    """End with status 1 where a comparison is not good, a drive hit something, or a benchmark missed a target."""
+    """End with status 1 where a comparison is not good, a drive had a contact, or a benchmark missed."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
         if found.get("kind") == "regress":

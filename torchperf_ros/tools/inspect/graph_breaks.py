@@ -54,7 +54,7 @@ class SourceLine:
         return [ast.unparse(node.func) for node in self.walk() if isinstance(node, ast.Call)]
 
     def foreign_calls(self) -> list[str]:
-        """Those of them that go to NumPy, OpenCV and the like, by the names that the file imports them under."""
+        """Those that go to NumPy, OpenCV and the like, by the names that the file imports them under."""
         return [call for call in self.calls() if call.partition(".")[0] in _foreign_names(self.file)]
 
     def uses_foreign(self) -> bool:
@@ -94,7 +94,7 @@ class SourceLine:
         return any(_items(loop) & used and not _calls_items(loop) for loop in self.loops)
 
     def exits_loop(self) -> bool:
-        """Whether the line is an `if` that ends a loop around it, by a condition that is not about the loop's item."""
+        """Whether the line is an `if` that ends a loop, by a condition that is not about the loop's item."""
         statement = self.statement
         if not self.loops or not isinstance(statement, ast.If):
             return False
@@ -443,7 +443,7 @@ def _prints(line: SourceLine) -> bool:
 
 
 def _counts_by_data(line: SourceLine, reads_number: bool, range_breaks: bool) -> bool:
-    """A `while` on a tensor's value, `range(tensor)`, or a number read from a tensor that a `range` then takes."""
+    """A `while` on a tensor's value, `range(tensor)`, or a tensor's number that a `range` takes."""
     if isinstance(line.statement, ast.While):
         return True
     if isinstance(line.statement, ast.For):
