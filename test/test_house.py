@@ -37,10 +37,12 @@ STATEMENTS = {
     # What one stream costs the others in a fault, an overload, a batch, an answer or a probe is held to its share.
     # What wires stages to each other is here, once for the node and for a replay.
     # A worker that fails where another does not is found, and a stream that ends workers leaves the last one to others.
-    "stage": 3517,
+    # Noise around what was usual before is no reason for a further step of an action.
+    "stage": 3518,
     # CUDA graphs as an engine, what is known of captures, and the ways that `auto` times with and without them.
     # Whether a model's sizes follow from values is looked for in its operations.
-    "engines": 2564,
+    # Answers in a reduced precision are compared by what they choose, and by what tells inputs apart.
+    "engines": 2629,
     # On CUDA the check of outputs is enqueued behind the model, and one wait is for both.
     # A start that fails names the user's line.
     "worker": 1652,
@@ -53,8 +55,10 @@ STATEMENTS = {
     "models": 1879,
     # Tuning shares a process, keeps one ready, looks before it measures, and names what it did not try.
     # The files of -o by their suffixes; options of earlier versions are taken, or say what to write.
-    "tools": 3792,
-    "fleet": 2966,
+    # What is read from a tensor and is more than an operand gets no advice to stay a tensor.
+    "tools": 3821,
+    # Lines that no vehicle writes, and minutes of the future.
+    "fleet": 2990,
     "world": 1473,
     "train": 1254,
 }
