@@ -1,6 +1,7 @@
 """The lane that is ours: what cars show of it, ways back into it, and what a plan beside it has to leave open."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -131,6 +132,32 @@ def test_given_cars_in_a_bend_when_the_first_plan_returns_to_its_line_then_no_la
             cars.append((at.real, at.imag, heading, 0.8 * speed))
         lane.take(way, now, round(at_s * S), seen(*cars), goes_out=True)
     assert Looks.CHANGE not in looks
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    lateral=st.floats(0.6, 2.0),
+    bends=st.sampled_from((-1, 1)),
+    side=st.sampled_from((-1, 1)),
+    speed=st.floats(8.0, 20.0),
+)
+def test_given_a_lane_that_plans_have_drawn_when_a_car_leads_it_on_in_a_bend_then_a_plan_is_known_to_leave_it_there(
+    lateral, bends, side, speed
+):
+    bend, length = bends * lateral / speed**2, 3.0 * speed
+    road = plans.Road(((0.0, bend), (1.0, bend)))
+    leaves = plans.Scene("leaves", road, speed, changes=((3.5 * side, 0.8 * length, 0.45 * length),))
+
+    def way_at(scene, at_m):
+        place, yaw = scene.poses(at_m + speed * T)
+        return Lane(Track(T, place, yaw), bend)
+
+    (at,), (heading,) = road.at(np.array([length + math.sqrt(3.0 / abs(bend))]), 3.5 * side)
+    car = (at.real, at.imag, heading, speed)
+    lane = OwnLane()
+    lane.take(way_at(replace(leaves, changes=()), 0.0), bend, 0, seen(car), goes_out=True)
+    lane.take(way_at(leaves, 0.26 * length), bend, S, seen(car), goes_out=True)
+    assert lane.shows(way_at(leaves, 0.27 * length)).looks is Looks.CHANGE
 
 
 class Vehicle:

@@ -437,9 +437,9 @@ def test_given_what_comes_aslant_when_the_road_to_it_is_too_sharp_for_either_the
     speed = -other * np.exp(1j * side * aslant)
     seen = seen_of([Box(place.real, place.imag, side * aslant, velocity=(speed.real, speed.imag))])
     found = course_of(lane, Arc(lane, 0.0), seen, Looks.KEEPS, own)
+    assert found.joined.all()
     if aslant > 1.05 * (4.0 / squared * way_m + 0.05):
         assert found.straight.all()
-        assert not found.joined.any()
     elif lateral < 4.0:
         assert not found.straight.any()
 

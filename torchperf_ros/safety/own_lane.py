@@ -92,7 +92,7 @@ class OwnLane:
 
     def __init__(self) -> None:
         self.lane: Lane | None = None
-        # The same without a bend that only cars show: where that begins between them is a guess, so that no plan is
+        # The same without a bend that cars show beyond a guess: where that begins is a guess too, so that no plan is
         # known to leave it.
         self._known: Lane | None = None
         self._former: Lane | None = None  # before the vehicle changed to this one
@@ -197,7 +197,9 @@ class OwnLane:
         places = end + np.cumsum(step_m * np.exp(1j * (headings - 0.5 * turn / count)))
         ways = lane.length + step_m * np.arange(1, count + 1)
         kept = slice(-_MOST_POSES, None)
-        is_known = lane is self._known and abs(turn) * float(off.real[at]) <= IN_LANE_M
+        # From where plans have drawn it, a lane bends as they do; from a guess, the bend may begin anywhere.
+        aside_m = abs(turn) * float(off.real[at])
+        is_known = lane is self._known and (not self._guessed or aside_m <= IN_LANE_M)
         self.lane = Lane(
             Track(
                 np.concatenate((lane.own_s, ways))[kept],

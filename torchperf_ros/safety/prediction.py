@@ -357,16 +357,16 @@ def on_a_road(
 ) -> tuple[Flags, Flags]:
     """Which obstacles a road may lead to from the plan's end, and of which it is no more than a guess.
 
-    The latter may cross our road as well. A road is not too sharp for how fast an obstacle drives along it, nor for the
-    `speed` in m/s with which the plan ends.
+    The latter may cross our road as well. They have turned much, or the road to them is too sharp for their speed, or
+    for the `speed` in m/s with which the plan ends.
     """
     turned = np.abs(np.angle(on_joined.ways * travel.conjugate()))
-    leads = np.abs(on_joined.left) < _ASIDE_M
     way_m = on_joined.s - lane.length
+    leads = np.abs(on_joined.left) < _ASIDE_M
+    leads &= turned <= np.minimum(_SHARPEST * way_m + _ON_COURSE, most_turn)
     squared = np.maximum(np.square(on_joined.ahead), speed * speed - 2.0 * _SLOWS * way_m)
-    sharpest = np.minimum(_HELD / np.maximum(squared, STANDS), _SHARPEST)
-    leads &= turned <= np.minimum(sharpest * way_m + _ON_COURSE, most_turn)
-    return leads, turned > _MUCH_TURN
+    held = _HELD / np.maximum(squared, STANDS) * way_m + _ON_COURSE
+    return leads, turned > np.minimum(held, _MUCH_TURN)
 
 
 def _looks_of(lane: Lane, arc: Arc, on_lane: Along, seen: Seen, known: Looks | None) -> Looks:
