@@ -64,6 +64,10 @@ PARAMETERS = 105
 DATACLASSES = 210
 SWITCHED_OFF = 6
 """Places where the formatter is switched off: tables."""
+LONG_LINES = 240
+"""Of the package, over 110 characters."""
+TEST_STATEMENTS = 34_260
+"""Of all tests: who adds some looks first for those that show the same."""
 PRIVATE_NAMES_IN_TESTS = 20
 """Uses of `other._name` in tests, but for the names that the standard library documents."""
 DOCUMENTED = {"_exit", "_replace"}
@@ -137,11 +141,28 @@ def test_given_the_code_when_searched_then_the_formatter_is_switched_off_for_tab
     assert found <= SWITCHED_OFF
 
 
+def test_given_the_package_when_searched_then_few_of_its_lines_are_long():
+    texts = [path.read_text(encoding="utf-8") for path in trees()]
+    assert sum(len(line) > 110 for text in texts for line in text.splitlines()) <= LONG_LINES
+
+
+@functools.cache
+def nodes_of_tests():
+    return [
+        (path, node)
+        for path in sorted((ROOT / "test").rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    ]
+
+
+def test_given_the_tests_when_their_statements_are_counted_then_there_are_no_more_than_the_bound():
+    assert sum(isinstance(node, ast.stmt) for _, node in nodes_of_tests()) <= TEST_STATEMENTS
+
+
 def test_given_the_tests_when_searched_then_few_reach_into_other_objects():
     found = [
         f"{path.name}:{node.lineno} {ast.unparse(node)}"
-        for path in sorted((ROOT / "test").rglob("*.py"))
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for path, node in nodes_of_tests()
         if isinstance(node, ast.Attribute)
         and re.match(r"_[a-z]", node.attr)
         and ast.unparse(node.value) not in {"self", "cls", "super()"}
