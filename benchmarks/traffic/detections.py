@@ -246,7 +246,14 @@ def stop_and_go(speed):
 
 
 def brakes(speed):
-    return lambda t: max(8.0, speed - 4.0 * max(0.0, (t % 20) - 10))
+    """Every 20 s the lead brakes by 4 m/s^2 to 8 m/s, and later speeds up by 2 m/s^2."""
+
+    def at(t):
+        again_s = t % 20
+        fastest = speed if t < 20 else min(speed, 8.0 + 2.0 * again_s)
+        return max(8.0, fastest - 4.0 * max(0.0, again_s - 10))
+
+    return at
 
 
 SCENES = {

@@ -212,7 +212,10 @@ class Latched(RuleBasedStateMachine):
             self.latches[name] = rules.latch
         if rules.latch is not None and rules.active:
             assert rules.stop_path(self.now_ns, self.now_ns)
+        mark = mark_of(self.file)
         process.tell()
+        if rules.latch is not before and not process.disk_hangs:  # its own takes the place of another's
+            soon(lambda: process.keeper.problem or mark_of(self.file) != mark, "its latch on the disk")
         self.settle(process)
 
     @precondition(lambda self: self.processes)

@@ -100,6 +100,26 @@ def test_given_an_object_that_changes_its_velocity_when_followed_then_it_is_noti
     assert found.velocities[0] == pytest.approx(20.0 + change * 39 / hz, abs=2.0)
 
 
+@settings(max_examples=10, deadline=None)
+@given(
+    speed=st.floats(10.0, 20.0),
+    lateral=st.floats(1.5, 2.5),
+    left=st.sampled_from((-1, 1)),
+    seed=st.integers(0, 1000),
+)
+def test_given_any_object_in_a_bend_when_followed_then_its_direction_does_not_lag_behind(
+    speed, lateral, left, seed
+):
+    source, rate, across = Source(0.1, S // 10, seed), left * lateral / speed, []
+    for number in range(80):
+        way = speed * np.exp(1j * rate * number / 10)
+        found = source.sees([way / (1j * rate) + 20.0 * lane * way / speed * 1j for lane in range(3)])
+        if number >= 20:
+            velocities = way * (1.0 - 20.0 * np.arange(3) / speed * rate)
+            across.append(((found.velocities - velocities) / way * speed).imag)
+    assert abs(np.mean(across)) < 0.25
+
+
 @pytest.mark.parametrize(("speed", "unknown"), [(69.0, 0), (72.0, 1)])
 def test_given_something_faster_than_any_road_user_when_followed_then_its_velocity_is_not_known(
     speed, unknown

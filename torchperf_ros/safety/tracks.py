@@ -2,9 +2,10 @@
 
 Which detection is which object, and how fast each moves.
 
-Each object has two Kalman filters of constant velocity, one for steady motion and one for braking, swerving
-and pulling out, which are mixed by how well either foresees what is seen: an interacting multiple model
-(Blom and Bar-Shalom 1988; Bar-Shalom, Li and Kirubarajan 2001, 11.6.6). How noisy a source's places are is
+Each object has three Kalman filters: of constant velocity one for steady motion and one for braking, swerving and
+pulling out, and one with an acceleration, as in a bend, where a constant velocity would lag behind. They are mixed
+by how well each foresees what is seen: an interacting multiple model (Blom and Bar-Shalom 1988; Bar-Shalom, Li and
+Kirubarajan 2001, 11.6.6). How noisy a source's places are is
 learned from how far off the filters are. A detection belongs to the object that it fits best, and each to
 one (greedy, the best pair first).
 """
@@ -30,8 +31,14 @@ _LONGEST_NS: Final = NS_PER_S
 _COAST_S: Final = 0.3  # for which an object that is not detected has its track, and counts if it is sure
 # detections: from then on an object has a velocity, and counts if it is not detected
 _SURE_AFTER: Final = 3
-_JERKS: Final = np.array([[0.01], [4.0]])  # m^2/s^3, noise of the acceleration: 0.1 and 2 m/s in a second
-_STAYS_S: Final = 1.0  # for which an object keeps to one of both kinds of motion
+# Kinds of motion: steady; braking, swerving and pulling out; and with an acceleration, as in a bend.
+_KINDS: Final = 3
+_LIVELY: Final = 1
+_TURNS: Final = 2
+_NOISES: Final = np.array([0.01, 4.0, 0.05])  # m^2/s^3, of the velocity: 0.1, 2 and 0.2 m/s in a second
+_JERK: Final = 0.5  # m^2/s^5, of the acceleration that the last kind has
+_MOST_ACCEL: Final = 1.5  # m/s^2, standard deviation of an acceleration of which nothing is known
+_STAYS_S: Final = 2.0  # for which an object keeps to one kind of motion
 _FASTEST: Final = 15.0  # m/s, standard deviation of the velocity of what is seen for the first time
 _MOST_SPEED: Final = 70.0  # m/s; what seems faster is not one object
 _GATE: Final = 3.5  # standard deviations: so far from where it is expected an object may be
@@ -46,7 +53,7 @@ _LEARNS: Final = 0.05  # of the noise in each array, once more detections than t
 
 
 class Tracks(NamedTuple):
-    """The objects of a source; shapes [n], and of each kind of motion [2, n].
+    """The objects of a source; shapes [n], and of each kind of motion [kinds, n].
 
     Attributes:
         stamp_ns: by the source's clock.
@@ -57,8 +64,8 @@ class Tracks(NamedTuple):
         times: how often it was.
         yaws, halves: as it was detected last; halves [n, 2].
         chance: of each kind of motion.
-        place, velocity: of each kind, as x + iy.
-        pp, pv, vv: of each kind the covariance of both, the same along each axis.
+        states: of each kind place, velocity and acceleration, as x + iy; shape [kinds, n, 3].
+        covariances: of these, the same along each axis; shape [kinds, n, 3, 3].
     """
 
     stamp_ns: int
@@ -70,24 +77,22 @@ class Tracks(NamedTuple):
     yaws: Floats
     halves: Floats
     chance: Floats
-    place: Complex
-    velocity: Complex
-    pp: Floats
-    pv: Floats
-    vv: Floats
+    states: Complex
+    covariances: Floats
 
     @classmethod
     def none(cls, stamp_ns: int, noise: float = _NOISE_M[1] ** 2, taught: int = _GUESSED) -> "Tracks":
-        flat, many, none = np.zeros(0), np.zeros((2, 0)), np.zeros((2, 0), np.complex128)
         seen_ns, count = np.zeros(0, np.int64), np.zeros(0, np.intp)
-        objects = (seen_ns, count, flat, np.zeros((0, 2)))
-        return cls(stamp_ns, noise, taught, (), *objects, many, none, none, many, many, many)
+        states, covariances = np.zeros((_KINDS, 0, 3), np.complex128), np.zeros((_KINDS, 0, 3, 3))
+        objects = (seen_ns, count, np.zeros(0), np.zeros((0, 2)), np.zeros((_KINDS, 0)))
+        return cls(stamp_ns, noise, taught, (), *objects, states, covariances)
 
     def mean(self) -> tuple[Complex, Complex, Floats]:
-        """Place, velocity and the standard deviation of that along each axis, of both kinds together."""
-        place, velocity = (self.chance * self.place).sum(axis=0), (self.chance * self.velocity).sum(axis=0)
-        variance = (self.chance * (self.vv + 0.5 * _squares(self.velocity - velocity))).sum(axis=0)
-        return place, velocity, np.sqrt(variance)
+        """Place, velocity and the standard deviation of that along each axis, of all kinds together."""
+        mean = (self.chance[:, :, None] * self.states[:, :, :2]).sum(axis=0)
+        place, velocity = mean[:, 0], mean[:, 1]
+        spread = self.covariances[:, :, 1, 1] + 0.5 * _squares(self.states[:, :, 1] - velocity)
+        return place, velocity, np.sqrt((self.chance * spread).sum(axis=0))
 
     def only(self, kept: Numbers) -> "Tracks":
         return Tracks(
@@ -100,35 +105,51 @@ class Tracks(NamedTuple):
             self.yaws[kept],
             self.halves[kept],
             self.chance[:, kept],
-            self.place[:, kept],
-            self.velocity[:, kept],
-            self.pp[:, kept],
-            self.pv[:, kept],
-            self.vv[:, kept],
+            self.states[:, kept],
+            self.covariances[:, kept],
         )
 
     def moved(self, stamp_ns: int) -> "Tracks":
         dt = (stamp_ns - self.stamp_ns) / NS_PER_S
-        changes = 0.5 * (1.0 - math.exp(-dt / _STAYS_S))
-        shares = np.array([[1.0 - changes, changes], [changes, 1.0 - changes]])[:, :, None] * self.chance
-        chance = shares.sum(axis=1)  # from the second kind to the first
-        shares = shares / chance[:, None]
-        place, velocity = (shares * self.place).sum(axis=1), (shares * self.velocity).sum(axis=1)
-        off, faster = self.place - place[:, None], self.velocity - velocity[:, None]
-        pp = (shares * (self.pp + 0.5 * _squares(off))).sum(axis=1)
-        pv = (shares * (self.pv + 0.5 * (off * faster.conj()).real)).sum(axis=1)
-        vv = (shares * (self.vv + 0.5 * _squares(faster))).sum(axis=1)
-        pp = pp + dt * (2.0 * pv + dt * (vv + dt / 3.0 * _JERKS))
-        pv = pv + dt * (vv + 0.5 * dt * _JERKS)
+        changes = (1.0 - math.exp(-dt / _STAYS_S)) / _KINDS
+        to = np.full((_KINDS, _KINDS), changes) + (1.0 - _KINDS * changes) * np.eye(_KINDS)
+        shares = to[:, :, None] * self.chance
+        chance = shares.sum(axis=1)  # to the first axis' kind, from the second's
+        shares /= chance[:, None]
+        states = np.einsum("jin,ink->jnk", shares, self.states)
+        covariances = np.einsum("jin,inkl->jnkl", shares, self.covariances)
+        off = self.states - states[:, None]
+        covariances += 0.5 * np.einsum("jin,jink,jinl->jnkl", shares, off, off.conj()).real
+        # Only one kind has an acceleration; of the others' nothing is known.
+        states[:_TURNS, :, 2] = 0.0
+        covariances[:_TURNS, :, 2] = covariances[:_TURNS, :, :, 2] = 0.0
+        covariances[:_TURNS, :, 2, 2] = _MOST_ACCEL**2
+        leads, noise = _led_on(dt)
         return self._replace(
             stamp_ns=stamp_ns,
             chance=chance,
-            place=place + dt * velocity,
-            velocity=velocity,
-            pp=pp,
-            pv=pv,
-            vv=vv + dt * _JERKS,
+            states=(leads[:, None] @ states[..., None])[..., 0],
+            covariances=leads[:, None] @ covariances @ leads.transpose(0, 2, 1)[:, None] + noise[:, None],
         )
+
+
+def _led_on(dt: float) -> tuple[Floats, Floats]:
+    """How states lead on, and the noise that this adds, of each kind of motion."""
+    leads = np.zeros((_KINDS, 3, 3))
+    leads[:, [0, 1, 2], [0, 1, 2]] = 1.0
+    leads[:, 0, 1] = dt
+    leads[_TURNS, 0, 2], leads[_TURNS, 1, 2] = 0.5 * dt * dt, dt
+    noise = np.zeros((_KINDS, 3, 3))
+    noise[:, 0, 0], noise[:, 1, 1] = _NOISES * (dt**3 / 3.0), _NOISES * dt
+    noise[:, 0, 1] = noise[:, 1, 0] = _NOISES * (0.5 * dt * dt)
+    noise[_TURNS] += _JERK * np.array(
+        [
+            [dt**5 / 20.0, dt**4 / 8.0, dt**3 / 6.0],
+            [dt**4 / 8.0, dt**3 / 3.0, dt**2 / 2.0],
+            [dt**3 / 6.0, dt**2 / 2.0, dt],
+        ]
+    )
+    return leads, noise
 
 
 def _squares(values: Complex) -> Floats:
@@ -221,8 +242,8 @@ def follow(
     loose = (beside >= 0).nonzero()[0]
     if len(loose):
         also = expected.only(beside[loose])
-        at = np.stack(2 * [places[loose] + also.mean()[1] * late_s[loose]])
-        coasting = _joined(coasting, also._replace(place=at, yaws=yaws[loose], halves=halves[loose]))
+        also.states[:, :, 0] = places[loose] + also.mean()[1] * late_s[loose]
+        coasting = _joined(coasting, also._replace(yaws=yaws[loose], halves=halves[loose]))
     places = places.copy()
     places[which] += shift / np.maximum(np.abs(shift) / (_MOST_SHIFT * math.sqrt(there.noise)), 1.0)
     return Tracked(
@@ -269,10 +290,10 @@ def _pairs(
     if not len(expected.keys) or not len(places):
         return np.zeros(0, np.intp), np.zeros(0, np.intp), beside
     place, velocity, unsure = expected.mean()
-    spread = (expected.chance * (expected.pp + 0.5 * _squares(expected.place - place))).sum(axis=0)
-    variance = np.maximum(spread, expected.pp[1]) + max(
-        expected.noise, _LEAST_GATE
-    )  # that of the lively kind
+    own = expected.covariances[:, :, 0, 0]
+    spread = (expected.chance * (own + 0.5 * _squares(expected.states[:, :, 0] - place))).sum(axis=0)
+    # At least that of the lively kind.
+    variance = np.maximum(spread, own[_LIVELY]) + max(expected.noise, _LEAST_GATE)
     off = _squares(places + velocity[:, None] * late_s - place[:, None]) / variance[:, None]
     tracks, found = (off <= 2.0 * _GATE * _GATE).nonzero()  # of two axes
     cost = off[tracks, found] + 2.0 * np.log(variance)[tracks]
@@ -297,16 +318,16 @@ def _pairs(
 def _corrected(expected: Tracks, places: Complex, late_s: Floats) -> Tracks:
     """Tracks once they were detected there (Kalman 1960), with the noise that this teaches.
 
-    By how much more or less than a filter foresees its squares are off, so much larger or smaller the noise is. Both
+    By how much more or less than a filter foresees its squares are off, so much larger or smaller the noise is. All
     filters teach it, each by how likely its kind of motion is.
     """
     if not len(places):
         return expected
     noise, taught = expected.noise, expected.taught
-    off = places + expected.velocity * late_s - expected.place
+    off = places + expected.states[:, :, 1] * late_s - expected.states[:, :, 0]
     squares = 0.5 * _squares(off)
-    variance = expected.pp + noise
-    gain, gain_v = expected.pp / variance, expected.pv / variance
+    variance = expected.covariances[:, :, 0, 0] + noise
+    gain = expected.covariances[:, :, 0] / variance[:, :, None]
     fits = np.exp(np.maximum(-squares / variance, -30.0)) / variance * expected.chance
     chance = fits / fits.sum(axis=0)
     sure = expected.times >= _SURE_AFTER
@@ -319,30 +340,27 @@ def _corrected(expected: Tracks, places: Complex, late_s: Floats) -> Tracks:
         noise=noise,
         taught=taught,
         chance=chance,
-        place=expected.place + gain * off,
-        velocity=expected.velocity + gain_v * off,
-        pp=expected.pp - gain * expected.pp,
-        pv=expected.pv - gain * expected.pv,
-        vv=expected.vv - gain_v * expected.pv,
+        states=expected.states + gain * off[:, :, None],
+        covariances=expected.covariances - gain[:, :, :, None] * expected.covariances[:, :, :1],
     )
 
 
 def _begun(there: Tracks, places: Complex, yaws: Floats, halves: Floats, keys: list[Key]) -> Tracks:
     """Tracks of what is seen for the first time, beside these."""
     count = len(places)
-    both, none = np.ones((2, count)), np.zeros((2, count))
+    states = np.zeros((_KINDS, count, 3), np.complex128)
+    states[:, :, 0] = places
+    covariances = np.zeros((_KINDS, count, 3, 3))
+    covariances[:] = np.diag([there.noise, _FASTEST**2, _MOST_ACCEL**2])
     return there._replace(
         keys=tuple(keys),
         seen_ns=np.full(count, there.stamp_ns, np.int64),
         times=np.ones(count, np.intp),
         yaws=yaws,
         halves=halves,
-        chance=0.5 * both,
-        place=both * places,
-        velocity=none.astype(np.complex128),
-        pp=there.noise * both,
-        pv=none,
-        vv=_FASTEST**2 * both,
+        chance=np.full((_KINDS, count), 1.0 / _KINDS),
+        states=states,
+        covariances=covariances,
     )
 
 
@@ -352,5 +370,5 @@ def _joined(*parts: Tracks) -> Tracks:
         return some[0] if some else parts[0]
     keys = tuple(key for part in some for key in part.keys)
     flat = (np.concatenate([part[at] for part in some]) for at in range(4, 8))
-    of_kinds = (np.concatenate([part[at] for part in some], axis=1) for at in range(8, 14))
+    of_kinds = (np.concatenate([part[at] for part in some], axis=1) for at in range(8, 11))
     return Tracks(*some[0][:3], keys, *flat, *of_kinds)

@@ -190,9 +190,14 @@ class TrialBench:
         axes, cores = axes_of(tier.dims, shapes_of(tier.example)), len(os.sched_getaffinity(0))
         frames = self._job.get("frames")
         facts = Facts(
-            # Results of all tiers are kept under one name.
+            # Results of all tiers are kept under one name. What other rules have let pass says nothing.
             identity="".join(
-                [*(one.key for one in identities), judging, file_sha256(Path(frames)) if frames else ""]
+                [
+                    *(one.key for one in identities),
+                    judging,
+                    file_sha256(Path(frames)) if frames else "",
+                    file_sha256(Path(sys.modules[check_engine.__module__].__file__ or "")),
+                ]
             ),
             cuda=device.type == "cuda",
             machine=(
