@@ -38,7 +38,7 @@ STATEMENTS = {
     # What wires stages to each other is here, once for the node and for a replay.
     # A worker that fails where another does not is found, and a stream that ends workers leaves the last one to others.
     # Noise around what was usual before is no reason for a further step of an action.
-    "stage": 3518,
+    "stage": 3517,
     # CUDA graphs as an engine, what is known of captures, and the ways that `auto` times with and without them.
     # Whether a model's sizes follow from values is looked for in its operations.
     # Answers in a reduced precision are compared by what they choose, and by what tells inputs apart.
