@@ -51,7 +51,7 @@ STATEMENTS = {
     # Triggers have a thread of their own: rclpy's executor took more for a message than the stage did. They are
     # taken by one copy where the middleware allows it, and by two where not.
     # A node whose lane is off asks whether that is latched.
-    "node": 2510,
+    "node": 2430,
     "replay": 4162,
     "models": 1879,
     # Tuning shares a process, keeps one ready, looks before it measures, and names what it did not try.
