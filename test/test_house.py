@@ -48,8 +48,7 @@ STATEMENTS = {
     "worker": 1652,
     "observe": 6132,
     # A node that a roll-out may reach loads it at configure, not on the thread that receives frames.
-    # Triggers have a thread of their own: rclpy's executor took more for a message than the stage did. They are
-    # taken by one copy where the middleware allows it, and by two where not.
+    # Triggers have a thread of their own: rclpy's executor took more for a message than the stage did.
     # A node whose lane is off asks whether that is latched.
     "node": 2430,
     "replay": 4162,

@@ -357,7 +357,7 @@ def on_a_road(
 ) -> tuple[Flags, Flags]:
     """Which obstacles a road may lead to from the plan's end, and of which it is no more than a guess.
 
-    The latter may cross our road as well. Nobody comes along a road that is too sharp for how fast it drives there, and
+    The latter may cross our road as well. No car comes along a road that is too sharp for its speed there, and
     no plan ends at a `speed`, in m/s, that is too fast for the road behind it.
     """
     turned = np.abs(np.angle(on_joined.ways * travel.conjugate()))
