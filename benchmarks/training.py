@@ -192,7 +192,7 @@ def _build(adapter: str, name: str, options: BuildOptions, path: Path) -> dict[s
         call, scoring = ENGINES[options.engine].load(path, built.outputs, options, _CPU), tier.scoring
         with torch.inference_mode():
             judging = scoring and replace(scoring, judges=True)  # as `torchperf compile` does
-            check_engine(tier.model, call, tier.example, tier.dims, options.precision, 4, judging)
+            check_engine(tier.model, call, tier.example, tier.dims, options.precision, scoring=judging)
     except Exception as error:  # the libraries' boundary: the table says why a place in it is empty
         return {"why": one_line(error)}
     return {"seconds": seconds, "peak_mib": peak_mib, "outputs": built.outputs, "int8": built.int8}

@@ -37,13 +37,14 @@ FIRST = (
     "test/node/test_emergency_lane.py",
     "test/replay/batch/test_batch.py",
     "test/test_docs.py",
+    "test/test_gate_workflow.py",
     "test/tools/test_tune.py",
+    "test/tools/demo/test_drive.py",
+    "test/train/test_run.py",
     "test/world/",
 )
-"""The files that take longest begin, so that neither process is left with one of them at the end."""
-PACKAGES = tuple(
-    f"test/engines/test_{name}.py" for name in ("package_build", "ready_package", "tier_loader")
-)
+"""The files that take longest begin, so that no process is left with one of them at the end."""
+PACKAGES = tuple(f"test/engines/test_{name}.py" for name in ("package_build", "package", "tier_loader"))
 """Files that read the same compiled packages: one process has them, and builds the packages once."""
 LAST = "test/benchmarks/test_smoke.py"
 """Its benchmarks run beside each other and keep both cores busy."""
@@ -93,7 +94,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """With `-n 2`: whole files side by side, in their order.
+    """With `-n 4`: whole files side by side, in their order.
 
     With `--dist worksteal`, which `bench cuda` asks for, tests of one file run side by side, too.
     """
@@ -136,7 +137,7 @@ def own_scheduling():
 
 @pytest.fixture(scope="session", autouse=True)
 def own_state(tmp_path_factory):
-    """`XDG_STATE_HOME` for this process and all that it starts, and one folder for what torch's compilers keep.
+    """`XDG_STATE_HOME` for this process and all that it starts, and one folder for torch's compilers.
 
     Each folder of theirs has what is compiled compiled anew.
     """

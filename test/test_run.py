@@ -1,4 +1,4 @@
-"""`./run`: an environment counts as made only when it is, and the lock file covers what the package asks for."""
+"""`./run`: only a whole environment counts as made, and the lock file covers the package's needs."""
 
 import contextlib
 import importlib.util
@@ -40,7 +40,7 @@ def make_by(folder, version):
 
 @pytest.fixture
 def calls(run, monkeypatch, tmp_path):
-    """A checkout in tmp_path, on a machine without ROS 2 and torch, and the commands that would have been run."""
+    """A checkout in tmp_path, on a machine without ROS 2 and torch, and the commands that would be run."""
     for name in ("pyproject.toml", "setup.py", "setup.cfg", "run", "requirements.lock"):
         (tmp_path / name).write_bytes((ROOT / name).read_bytes())
     monkeypatch.setattr(run, "ROOT", tmp_path)
@@ -321,7 +321,7 @@ def test_given_a_benchmark_that_is_a_part_of_another_when_asked_for_then_its_new
 @pytest.mark.parametrize(
     ("arguments", "ways"),
     [
-        ([], ["-n", "2"]),
+        ([], ["-n", "4"]),
         (["test/test_run.py", "-x"], ["test/test_run.py", "-x"]),
         (["--ros", "jazzy"], ["-m", "ros"]),
     ],

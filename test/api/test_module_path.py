@@ -29,11 +29,11 @@ def test_given_a_path_when_ordered_then_the_present_folder_follows_python_and_pr
     assert any(each.endswith("lib-dynload") for each in sys.path[:place])
 
 
-@pytest.mark.parametrize("name", ["queue", "logging"])
-def test_given_a_file_called_as_one_of_pythons_when_a_command_runs_there_then_it_does_not_stand_in(
-    tmp_path, name
+def test_given_files_called_as_some_of_pythons_when_a_command_runs_there_then_they_do_not_stand_in(
+    tmp_path,
 ):
-    (tmp_path / f"{name}.py").write_text("raise ImportError('the wrong one')\n", encoding="utf-8")
+    for name in ("queue", "logging"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('the wrong one')\n", encoding="utf-8")
     (tmp_path / "mine.py").write_text(
         "import queue, logging\nvalue = queue.Queue, logging.getLogger\n", encoding="utf-8"
     )

@@ -45,7 +45,7 @@ def test_given_a_length_when_written_out_then_it_has_that_many_operations_and_a_
 
 @pytest.fixture
 def timings(monkeypatch):
-    """What the stopwatch finds, by round (the calibration, the report) and candidate, and what it was given."""
+    """What the stopwatch finds by round (calibration, report) and candidate, and what it was given."""
     given = []
 
     def fill(*rounds):

@@ -10,7 +10,7 @@ import time
 import psutil
 import pytest
 
-from benchmarks import safety, telemetry, training
+from benchmarks import guard, safety, telemetry, training
 from benchmarks.rig.graph import PerfNodeProcess
 
 from .conftest import ALONE, SMALL
@@ -59,7 +59,9 @@ def test_engines_has_parity_and_what_auto_takes(run_here):
     assert networks["relative_l2"]["openvino"] < 1e-3
 
 
-def test_guard_and_ramps_have_figures(run_here):
+def test_guard_and_ramps_have_figures(run_here, monkeypatch):
+    monkeypatch.setattr(guard, "_NOISE_M", (0.1,))
+    monkeypatch.setattr(guard, "_HZ", (10.0, 20.0))
     figures = run_here("guard", "--times 20 --drive-s 0.3 --events 1 --plans 4 --drives 1")
     assert figures["noise"]["0.1 m, 20 Hz"]["drawn"] == 6 * 6
     assert run_here("ramps", "--seeds 1 --drives 1")

@@ -62,7 +62,7 @@ def restored_threads():
 
 @pytest.fixture(scope="module", autouse=True)
 def settled_engines():
-    """As the fork server leaves a worker's memory: compilers that earlier tests imported are looked through no more."""
+    """As in a worker, where the collector looks through no compiler that earlier tests imported."""
     gc.collect()
     gc.freeze()
 

@@ -1,4 +1,4 @@
-"""CUDA graphs: what is replayed, what is known of models that cannot be captured, and what auto makes of both."""
+"""CUDA graphs: what is replayed, which models cannot be captured, and what auto makes of both."""
 
 import contextlib
 import gc
@@ -34,7 +34,7 @@ def layers(device):
 
 
 class Recorded(TorchDispatchMode):
-    """A CUDA graph without CUDA: its kernels, with the addresses of what was there before, which it keeps not alive.
+    """A CUDA graph without CUDA: its kernels, with the addresses of then, which it keeps not alive.
 
     As on a device, what waits for a value cannot be captured.
     """
@@ -314,7 +314,7 @@ LOADED = """
 
 @pytest.fixture
 def run(tmp_path):
-    """Runs code in a new process, after what `LOADED` gives it, with one cache for all; returns what it prints."""
+    """Runs code in a new process after what `LOADED` gives it, with one cache for all; gives its output."""
     cache = tmp_path / "cache"
 
     def run(code):

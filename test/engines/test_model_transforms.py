@@ -1,4 +1,4 @@
-"""What is done to a model before an engine runs it, and what runs in int8 by the graph that is really compiled."""
+"""What is done to a model before an engine runs it, and what runs in int8 by the compiled graph."""
 
 import copy
 import subprocess
@@ -359,7 +359,7 @@ def test_given_frames_unlike_the_example_when_quantised_then_ranges_are_theirs_a
         with torch.inference_mode():
             return measure(own.model(*frame), graph(*frame)).relative_l2, layers_of(graph.graph)
 
-    (frame,), (other,) = own.calibration(), own.held_out()
+    (frame,), (other,) = own.calibration(), own.held_out("int8_static")
     assert not frame[0].equal(other[0])
     near, left = error(own.calibration())
     assert left == {"convolutions": 1}  # the transposed one
@@ -395,7 +395,12 @@ def test_given_blank_inputs_when_quantised_statically_then_it_is_refused_until_a
     write_frames([*frames, (torch.ones(1, 3, 8, 8),)], tmp_path / "frames.safetensors")
     kept = read_frames(str(tmp_path / "frames.safetensors"), blank.example, CPU)
     seen = replace(blank, frames=kept)
-    assert [len(kept), len(seen.calibration()), len(seen.held_out()), seen.why_uncalibrated()] == [
+    assert [
+        len(kept),
+        len(seen.calibration()),
+        len(seen.held_out("int8_static")),
+        seen.why_uncalibrated(),
+    ] == [
         5,
         3,
         2,

@@ -1,4 +1,4 @@
-"""The layer Package: which engine auto takes (the engines are made up, and take no time), and a user's own files."""
+"""The layer Package: which of made-up engines auto takes, in no time, and a user's own files."""
 
 import hashlib
 import re

@@ -106,7 +106,7 @@ def engine_check(candidate, reference=lambda x: x, **more):
 
 def test_given_engines_when_checked_then_the_worst_of_all_inputs_counts():
     for last, good in ((1e-4, True), (1.0, False)):
-        off = iter([0.0, 0.0, last])
+        off = iter([0.0, 0.0, 0.0, last])
         if good:
             assert 0 < engine_check(lambda x, off=off: x + next(off)).max_error < 1e-2
         else:
@@ -340,7 +340,7 @@ def test_given_quantised_classes_when_more_than_one_in_100_is_another_then_numbe
 ):
     frame = 5.0 + torch.rand(1, 4, 10, 10, generator=torch.Generator().manual_seed(seed))
     frame = frame.sort(1, descending=True)[0] if one_class else frame
-    held_out = Scoring(lambda *_: None, list, held_out=[(frame,)] * 2)
+    held_out = Scoring(lambda *_: None, list, held_out=[(frame,), (2.0 * frame,)])
 
     def near(x):
         """Nearly the same numbers; at so many places the two largest change places."""
@@ -360,3 +360,67 @@ def test_given_quantised_classes_when_more_than_one_in_100_is_another_then_numbe
         words = f"answers differ from eager's: of output 0, {100 - swapped}\\.0% of the largest along dimension 1"
         with pytest.raises(ParityError, match=words):
             check_near()
+
+
+class Classifier(torch.nn.Module):
+    """A thousand classes whose scores are near each other; of a picture's means."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.body, self.head = torch.nn.Conv2d(3, 32, 5, 2), torch.nn.Linear(32, 1000)
+
+    def forward(self, image):
+        return 3.0 + self.head(torch.relu(self.body(image)).mean((2, 3)))
+
+
+class NearlyConstant(torch.nn.Module):
+    def forward(self, x):
+        return 5.0 + 1e-4 * x[:, :1]
+
+
+class Indices(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Embedding(500, 1, padding_idx=0)
+
+    def forward(self, indices):
+        return self.table(indices).mean(1)
+
+
+IMAGES = torch.zeros(1, 3, 32, 32), torch.ones(1, 3, 32, 32), torch.rand(1, 3, 32, 32)
+WEAK = {
+    "a classifier whose scores are near": (Classifier, IMAGES, "of the largest along dimension 1"),
+    "answers that nearly are one": (
+        NearlyConstant,
+        (torch.zeros(1, 4), X[None]),
+        "do not depend|is off by",
+    ),
+    "indices that are all 0": (Indices, (torch.zeros(1, 12, dtype=torch.long),), "nothing shows"),
+}
+
+
+@pytest.mark.parametrize("case", WEAK)
+def test_given_numbers_that_are_near_when_other_answers_come_in_a_reduced_precision_then_it_is_refused(
+    case,
+):
+    kind, examples, words = WEAK[case]
+    model = kind().eval()
+
+    def rounded(x):  # as bf16 answers
+        return model(x).bfloat16().float()
+
+    for of in examples:
+        with torch.inference_mode():
+            assert measure(model(of), rounded(of)).within(LIMITS["bf16"])
+            with pytest.raises(ParityError, match=words):
+                check_engine(model, rounded, (of,), {}, "bf16")
+            check_engine(model, lambda x: model(x).clone(), (of,), {}, "fp32")
+
+
+def test_given_frames_when_answers_in_a_reduced_precision_are_those_of_eager_then_they_pass():
+    frames = [(torch.randint(1, 500, (1, 12)),) for _ in range(4)]
+    model, of_frames = Indices().eval(), Scoring(lambda *_: None, list, held_out=frames)
+    example = (torch.zeros(1, 12, dtype=torch.long),)
+    with torch.inference_mode():
+        check_engine(model, lambda x: model(x).bfloat16().float(), example, {}, "bf16", scoring=of_frames)

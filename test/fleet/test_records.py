@@ -1,7 +1,9 @@
 """What vehicles bring home: bounded, whole lines, and readable whatever happened to the end of a file."""
 
 import json
+import math
 import os
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -65,6 +67,48 @@ def test_given_damage_anywhere_when_read_then_the_rest_counts(tmp_path, clock):
     path.write_bytes(whole.split(b"\n", 1)[1])  # the first line is lost: the folder is the vehicle's
     assert list(read_records([path]).facts) == ["car"]
     assert "cannot be read" in read_records([path, tmp_path / "none.jsonl"]).left_out[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("frames", None),
+        ("frames", -5),
+        ("frames", 1e400),
+        ("base_misses", 10**40),
+        ("candidate_sum_ms", math.nan),
+        ("candidate_sum_ms", -3.0),
+        ("t_s", None),
+        ("t_s", math.nan),
+        ("t_s", math.inf),
+        ("serial", "seven"),
+        ("step", [1]),
+    ],
+)
+def test_given_a_minute_that_no_vehicle_writes_when_read_then_it_alone_is_left_out(
+    tmp_path, clock, name, value
+):
+    log = writer(tmp_path / "car", clock)
+    log.minute(minute(t_s=5.0))
+    (path,) = record_files([tmp_path])
+    with path.open("a") as file:
+        line = {"kind": "minute", **asdict(minute(t_s=6.0)), name: value}
+        file.write(json.dumps(line) + "\n" + "[" * 100_000 + "\n")
+    brought = read_records([path])
+    assert brought.blocks["t_s"].tolist() == [5.0]
+    assert brought.left_out == [f"{path}: 2 lines are damaged or cut"]
+
+
+def test_given_minutes_of_the_future_when_looked_at_then_they_do_not_count_and_their_vehicles_are_named(
+    tmp_path, clock
+):
+    for car, times in (("car-1", (5.0, 500.0)), ("car-2", (6.0, 7000.0, 9e9))):
+        log = RecordWriter(tmp_path / car, {"vehicle": car}, clock=lambda: clock[0])
+        for t_s in times:
+            log.minute(minute(t_s=t_s))
+    brought = read_records(record_files([tmp_path])).until(100.0)
+    assert sorted(brought.blocks["t_s"]) == [5.0, 6.0, 500.0]
+    assert brought.left_out == ["2 minutes of the future, of car-2: their clocks are ahead"]
 
 
 def test_given_the_same_minutes_twice_when_read_then_each_counts_once(tmp_path, clock):

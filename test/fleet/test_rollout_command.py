@@ -4,6 +4,7 @@ import datetime
 import json
 import math
 import re
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -27,33 +28,29 @@ def run(*words, status=0):
     return done.output
 
 
-@pytest.fixture
-def desk_folder(tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def signed(tmp_path_factory):
     """Keys, and a plan that was signed a day and a half ago."""
+    folder = tmp_path_factory.mktemp("signed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        (folder / "detector.pt2").write_bytes(b"abc")
+        run("keygen")
+        given = ("--set", "engine=eager", "--set", "packages=[detector.pt2]", "--file", "detector.pt2")
+        run(*NEW, "-o", "plan.yaml", *given)
+        plan = read_plan_file(folder / "plan.yaml")
+        begun = utc_now() - datetime.timedelta(hours=36)
+        (folder / "plan.yaml").write_text(plan_text(replace(plan, issued=begun, step_since=begun)))
+        run("sign", "plan.yaml")
+    (folder / "drive.yaml").write_text(plan_text(replace(plan, unit="drive")))
+    return folder
+
+
+@pytest.fixture
+def desk_folder(signed, tmp_path, monkeypatch):
+    """A copy of it, where the commands run."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "detector.pt2").write_bytes(b"abc")
-    run("keygen")
-    run(
-        "new",
-        "-o",
-        "plan.yaml",
-        "--stage",
-        "perception",
-        "--version",
-        "7",
-        "--set",
-        "engine=eager",
-        "--set",
-        "packages=[detector.pt2]",
-        "--file",
-        "detector.pt2",
-    )
-    plan = read_plan_file(tmp_path / "plan.yaml")
-    begun = utc_now() - datetime.timedelta(hours=36)
-    (tmp_path / "plan.yaml").write_text(plan_text(replace(plan, issued=begun, step_since=begun)))
-    run("sign", "plan.yaml")
-    (tmp_path / "drive.yaml").write_text(plan_text(replace(plan, unit="drive")))
-    return tmp_path
+    return shutil.copytree(signed, tmp_path, dirs_exist_ok=True)
 
 
 def read(folder):

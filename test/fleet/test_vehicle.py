@@ -221,7 +221,7 @@ def test_given_files_when_one_is_missing_or_changed_then_nothing_is_loaded_also_
 def test_given_a_fifo_where_a_file_is_looked_for_when_it_looks_then_it_goes_on_at_once_and_says_so(
     desk, name
 ):
-    """`read_bounded` and `open_regular` are tested with everything that is no file; here, that they read each."""
+    """`read_bounded` and `open_regular` are tested with everything that is no file; here, their use."""
     (desk.folder / "a.pt2").write_bytes(b"abc")
     desk.publish(serving(files={"a.pt2": sum_of(b"abc")}))
     vehicle = desk.vehicle()

@@ -55,7 +55,7 @@ environments, exit_codes = [], []
 
 @pytest.fixture(autouse=True)
 def domain(monkeypatch):
-    """A DDS domain of this test's own, where no other node answers, and no transport chosen, as in a plain shell."""
+    """A DDS domain of this test's own, where no other node answers, and no transport, as in a shell."""
     monkeypatch.setenv("ROS_DOMAIN_ID", str(own_domain()))
     for name in TRANSPORT:
         monkeypatch.delenv(name, raising=False)
@@ -84,7 +84,7 @@ def perception():
 
 @launch_pytest.fixture
 def replay(tmp_path):
-    """A log of years ago, of images received 40 ms after their stamps, and one small stage that misses no frame."""
+    """A log of years ago: images received 40 ms after their stamps, and a stage that misses no frame."""
     store = get_typestore(Stores.ROS2_JAZZY)
     types = store.types
     with Writer(tmp_path / "log", version=9, storage_plugin=StoragePlugin.MCAP) as writer:

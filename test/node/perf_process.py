@@ -78,7 +78,7 @@ class Graph:
         return self._answer(self.clients[name], request, WITHIN_S) or pytest.fail(f"no answer of {name}")
 
     def acquaint(self, service_type, name, harmless):
-        """Wait until the process of this service knows of every client, publisher and subscription that is here now.
+        """Wait until the process of this service knows of all clients, publishers and subscriptions of now.
 
         That these know of it does not say so: what it sends before is lost, and so is what it is sent
         without acknowledgement. A process announces its endpoints in order, so whoever answers a new client

@@ -24,7 +24,7 @@ HOUR_NS = 3_600 * 1_000_000_000
 
 
 class Car:
-    """A node whose two stages do not know each other, so that each shows whether the other's trouble reaches it."""
+    """A node whose two stages do not know each other: each shows whether the other's trouble reaches it."""
 
     def __init__(self, graph, start_node, fast):
         stage = fast(max_frame_bytes=65_536, sustained_misses=1)

@@ -306,7 +306,7 @@ class Alerts(list):
 
 @pytest.fixture
 def own_lane(graph):
-    """Start a lane that belongs to a node of this process, with further options, and give it with that node."""
+    """Start a lane of a node in this process, with further options; gives that node and the lane."""
     from rclpy.node import Node
     from rclpy.parameter import Parameter
 
@@ -429,7 +429,7 @@ def kill_lane(lane):
 def test_given_no_descriptors_when_the_lane_is_to_be_replaced_then_it_is_tried_again_until_there_are_some(
     vehicle,
 ):
-    """The node cannot make the socket, nor the pipe that a process needs, as long as it has used up its descriptors."""
+    """Without descriptors the node can make neither the socket nor the pipe that a process needs."""
     node, (lane,) = vehicle.node, vehicle.node.lanes()
     before = int(vehicle.lane()["restarts"])
     limits = node.process.rlimit(psutil.RLIMIT_NOFILE)

@@ -183,7 +183,7 @@ def test_given_a_frame_that_fails_then_it_has_a_named_outcome_and_no_worker_is_l
 def test_given_an_offset_between_the_clocks_when_frames_come_then_both_stages_answer_and_the_terminal_says_why(
     graph, start_node, obedient, image
 ):
-    """The camera's clock is 100 ms behind the node's, and the first stage's budget of 50 ms counts from the stamp."""
+    """The camera's clock is 100 ms behind the node's; the first stage's 50 ms count from the stamp."""
     patient = {"hold_last_ms": 60_000.0, "hang_ms": HANG_MS}
     stages = {
         "camera": obedient(**patient, budget_ms=50.0, budget_from="stamp"),

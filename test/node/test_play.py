@@ -56,7 +56,7 @@ def t_ns(number):
 
 @pytest.fixture(scope="module")
 def log(tmp_path_factory):
-    """A latched word, a type that is not installed, and points every 20 ms, stamped 5 ms before they came in."""
+    """A latched word, a type that is not installed, and points every 20 ms, stamped 5 ms earlier."""
     folder = tmp_path_factory.mktemp("log") / "log"
     with Writer(folder, version=9, storage_plugin=StoragePlugin.MCAP) as writer:
         word = writer.add_connection("/word", STRING, typestore=STORE, offered_qos_profiles=[LATCHED])

@@ -1,4 +1,4 @@
-"""Triggers that are taken straight into memory of the stage's, with a real publisher and the receiver's thread."""
+"""Triggers that are taken into the stage's memory, with a real publisher and the receiver's thread."""
 
 import ctypes
 import itertools

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.safety.emergency import KINDS, OBSTACLE, SILENT, TRIGGER, Latch
-from torchperf_ros.safety.kept_latch import LatchKeeper, latch_file, read_latch
+from torchperf_ros.safety.kept_latch import LatchKeeper, latch_file, read_latch, refuse_without_lane
 
 
 @pytest.fixture
@@ -152,3 +153,58 @@ def test_given_two_nodes_when_each_keeps_its_latch_then_they_have_files_of_their
 def test_given_a_latch_when_its_file_is_looked_at_then_a_person_can_read_it(file):
     keep(file, Latch(TRIGGER, "button is true", 1))
     assert {"kind", "reason", "since"} == json.loads(file.read_text())["latch"].keys()
+
+
+def test_given_a_latch_that_could_not_be_kept_when_it_is_cleared_then_the_file_has_no_problem_any_more(
+    file,
+):
+    file.parent.write_text("in the way")
+    keeper = LatchKeeper(file, None, lambda: None, again_s=0.01)
+    keeper.keep(Latch(OBSTACLE, "scan shows a wall", 1))
+    while not keeper.problem:
+        pass
+    keeper.keep(None)
+    file.parent.unlink()
+    while keeper.problem:
+        pass
+    keeper.close()
+    assert read_latch(file, 0) is None
+
+
+def test_given_a_process_that_ended_when_it_wrote_then_whether_it_was_latched_is_not_known_until_it_is_cleared(
+    file,
+):
+    file.parent.mkdir()
+    part = file.with_name(".latch.json.part")
+    part.write_bytes(b'{"v": 1, ')
+    latch = read_latch(file, 0)
+    assert latch.kind == SILENT
+    assert f"{file} was being written when that ended, as {part} is there; look whether" in latch.reason
+    keep(file, None, before=latch)
+    assert list(file.parent.iterdir()) == []
+
+
+def test_given_a_latch_when_its_file_is_removed_by_hand_then_it_is_written_again(file):
+    keeper = LatchKeeper(file, None, lambda: None, again_s=0.01)
+    keeper.keep(Latch(OBSTACLE, "scan shows a wall", 1))
+    while not file.exists():
+        pass
+    file.unlink()
+    while not file.exists():
+        pass
+    keeper.close()
+    assert read_latch(file, 0).kind == OBSTACLE
+
+
+def test_given_a_latch_when_the_node_is_to_run_without_its_lane_then_that_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    refuse_without_lane("/perf")
+    file = latch_file("/perf")
+    keep(file, Latch(TRIGGER, "button is true", 1))
+    with pytest.raises(ConfigError) as refused:
+        refuse_without_lane("/perf")
+    assert "emergency.sensors: '' is not allowed" in str(refused.value)
+    assert "is latched: button is true (since 20" in str(refused.value)
+    assert str(file) in str(refused.value)
+    file.unlink()
+    refuse_without_lane("/perf")

@@ -102,6 +102,37 @@ def test_given_a_bend_of_the_road_when_it_is_driven_then_our_lane_bends_with_it(
         assert lane.aside_m(complex(place[0])) < IN_LANE_M
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    bend=st.floats(0.004, 0.03),
+    side=st.sampled_from((-1, 1)),
+    begins=st.floats(0.0, 1.2),
+    over_m=st.floats(2.0, 40.0),
+    speed=st.floats(6.0, 20.0),
+    off_m=st.sampled_from((-0.08, 0.08)),
+)
+def test_given_cars_in_a_bend_when_the_first_plan_returns_to_its_line_then_no_later_one_is_known_to_change_lanes(
+    bend, side, begins, over_m, speed, off_m
+):
+    bend, begins = side * min(bend, 2.0 / speed**2), begins * 3.0 * speed
+    ends = begins + over_m + 1.5 / abs(bend)
+    road = plans.Road(((begins, 0.0), (begins + over_m, bend), (ends, bend), (ends + over_m, 0.0)))
+    returns = plans.Scene("returns", road, speed, left=off_m, changes=((-off_m, 0.0, 1.5 * speed),))
+    lane, looks = OwnLane(), []
+    for at_s in np.arange(0.0, 2.0, 0.1):
+        place, yaw = returns.poses(speed * (at_s + T))
+        now = float(np.interp(speed * at_s, road.s, road.bends))
+        way = Lane(Track(T, place, yaw), now)
+        looks.append(lane.shows(way).looks)
+        cars = []
+        for ahead_m in (50.0, 75.0, 110.0):
+            car = plans.Car(ahead_m, 3.5, -0.8 * speed)
+            (at,), (heading,) = car.after(road, np.array([at_s]))
+            cars.append((at.real, at.imag, heading, 0.8 * speed))
+        lane.take(way, now, round(at_s * S), seen(*cars), goes_out=True)
+    assert Looks.CHANGE not in looks
+
+
 class Vehicle:
     """Follows what a guard publishes, ten plans a second, while a car comes in the other lane."""
 

@@ -413,6 +413,36 @@ def test_given_what_comes_aslant_from_beyond_a_plans_end_when_no_road_is_known_t
     assert course.straight.all() == crosses
 
 
+@settings(max_examples=200, deadline=None)
+@given(
+    own=st.floats(8.0, 28.0),
+    other=st.floats(3.0, 28.0),
+    lateral=st.floats(0.5, 12.0),
+    way_m=st.floats(10.0, 40.0),
+    side=st.sampled_from([-1.0, 1.0]),
+)
+def test_given_what_comes_aslant_when_the_road_to_it_is_too_sharp_for_either_then_it_drives_straight_on(
+    own, other, lateral, way_m, side
+):
+    squared = max(
+        own * own - 4.0 * way_m, other * other
+    )  # we may brake by 2 m/s^2 for a bend beyond the plan
+    bend = lateral / squared
+    aslant = bend * way_m
+    assume(0.1 < aslant < 0.44 and bend < 0.06)
+    lane = Lane(straight_track(own), 0.0)
+    chord = 2.0 / bend * math.sin(0.5 * aslant)
+    place = lane.own_place[-1] + chord * np.exp(1j * side * 0.5 * aslant)
+    speed = -other * np.exp(1j * side * aslant)
+    seen = seen_of([Box(place.real, place.imag, side * aslant, velocity=(speed.real, speed.imag))])
+    found = course_of(lane, Arc(lane, 0.0), seen, Looks.KEEPS, own)
+    if aslant > 1.05 * (4.0 / squared * way_m + 0.05):
+        assert found.straight.all()
+        assert not found.joined.any()
+    elif lateral < 4.0:
+        assert not found.straight.any()
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     lateral=st.floats(0.5, 2.5),

@@ -415,7 +415,7 @@ class Slow(torch.nn.Module):
 
 
 class Batched(Controlled):
-    """Frames of several streams may run together; with the option `sizes` each stream's are of another size."""
+    """Frames of several streams may run together; with the option `sizes` each stream has its size."""
 
     def __init__(self, options, device):
         super().__init__(options, device)

@@ -314,6 +314,14 @@ def test_given_a_rise_of_30_percent_then_one_tier_is_left_out_until_it_is_over_a
     assert [(one, other) for one, other in zip(after, after[1:], strict=False) if other > one] == []
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_given_a_rise_that_the_next_tier_just_makes_up_for_then_noise_leaves_out_no_further_one(seed):
+    loop = all_tiers_learnt().with_rule("latency -> lower_tier")
+    loop.rng = random.Random(seed)
+    loop.slower = USUAL_MS[0] / USUAL_MS[1]
+    assert max(loop.frames_of(1) and loop.actions.lower_tiers for _ in range(60)) == 1
+
+
 def test_given_a_rise_that_one_tier_does_not_make_up_for_then_the_next_is_left_out_too():
     loop = all_tiers_learnt().with_rule("latency -> lower_tier")
     loop.slower = 1.4

@@ -1,4 +1,4 @@
-"""What a stage calls: checks and observers of every answer, and a second version beside the one that serves."""
+"""What a stage calls: checks and observers of every answer, and a second version beside the first."""
 
 from types import SimpleNamespace
 

@@ -61,37 +61,57 @@ def test_given_a_stage_without_scenes_when_asked_then_it_is_default():
     assert plain.config.situation_inputs == ()
 
 
-@pytest.mark.parametrize(
-    ("speed", "said", "scene"),
-    [
-        (None, None, DEFAULT),
-        (math.nan, None, DEFAULT),
-        (21.9, None, DEFAULT),
-        (22.0, None, HIGHWAY),
-        (2.0, None, DEFAULT),  # slow, but no word says that it is a car park
-        (2.0, "car park", PARKING),
-        (4.0, "car park", DEFAULT),
-        (None, "car park", DEFAULT),
-        (None, "intersection", INTERSECTION),
-        (30.0, "intersection", INTERSECTION),  # before the highway in the list
-        (30.0, "moon", HIGHWAY),
-    ],
-)
-def test_given_a_speed_and_a_word_when_asked_then_the_first_scene_that_holds_is_chosen(
-    scenes, speed, said, scene
-):
-    if speed is not None:
-        scenes.moved(speed, 0)
-    if said is not None:
-        for number in (INTERSECTION, PARKING):
-            scenes.named(number, said, 0)
-    assert scenes.choose(1) == scene
-    assert scenes.unknown == ("moon" if said == "moon" else "")
+HISTORIES = {
+    "nothing is known": "0 default",
+    "an unknown speed": "0 speed nan default",
+    "a speed below the limit": "0 speed 21.9 default",
+    "a speed at the limit": "0 speed 22 highway",
+    "slow, but no word says that it is a car park": "0 speed 2 default",
+    "slow in a car park": "0 speed 2 word car_park parking",
+    "too fast for a car park": "0 speed 4 word car_park default",
+    "a car park at an unknown speed": "0 word car_park default",
+    "a word alone": "0 word intersection intersection",
+    "two that hold: the first in the list": "0 speed 30 word intersection intersection",
+    "a word of no scene": "0 speed 30 word moon highway",
+    "the adapter's word needs no rule": "0 adapter parking parking",
+    "a speed of a second ago counts": "0 speed 30 x, 1 highway",
+    "an older one does not": "0 speed 30 x, 1.001 default",
+    "an active scene lasts within a band": (
+        "0 speed 22 highway, 2 speed 21.6 highway, 4 speed 21.4 default, 6 speed 21.6 default"
+    ),
+    "its tiers are gone: the same frame gets default": "0 speed 30 highway, 0.001 gone - default",
+    "an emergency is chosen at once, and left later": (
+        "0 speed 30 highway, 0.001 alarm emergency word intersection emergency, 0.002 alarm over emergency,"
+        " 1.001 intersection"
+    ),
+    "only an emergency outranks a forced scene": (
+        "0 forced parking speed 30 parking, 0.001 alarm emergency emergency"
+    ),
+}
+"""At which second, what is heard, and the scene that is chosen then; x: none is asked for."""
 
 
-def test_given_the_adapters_word_when_asked_then_it_is_chosen_without_any_rule(scenes):
-    scenes.word = PARKING
-    assert scenes.choose(0) == PARKING
+@pytest.mark.parametrize("case", HISTORIES)
+def test_given_a_history_when_asked_then_the_first_scene_that_holds_is_chosen(scenes, case):
+    for step in HISTORIES[case].split(", "):
+        second, *heard, wanted = step.split()
+        at_ns = round(float(second) * S)
+        for kind, value in zip(heard[::2], heard[1::2], strict=True):
+            hear(scenes, kind, value, at_ns)
+        assert wanted == "x" or ["default", *NAMES][scenes.choose(at_ns)] == wanted, step
+    assert (scenes.unknown == "moon") is ("moon" in HISTORIES[case])
+
+
+def hear(scenes, kind, value, at_ns):
+    if kind == "speed":
+        scenes.moved(float(value), at_ns)
+    elif kind == "gone":
+        scenes.loaded([])
+    elif kind in {"adapter", "forced"}:
+        setattr(scenes, {"adapter": "word"}.get(kind, kind), 1 + NAMES.index(value))
+    else:
+        for number in (INTERSECTION, PARKING) if kind == "word" else (EMERGENCY,):
+            scenes.named(number, value.replace("_", " "), at_ns)
 
 
 def test_given_messages_when_heard_then_speed_in_either_direction_and_words_count_and_others_are_refused(
@@ -121,20 +141,6 @@ def test_given_a_scene_without_rules_when_asked_then_only_the_adapters_word_choo
     assert scenes.config.tiers.index("round") in scenes.tiers_to_load()
 
 
-@pytest.mark.parametrize(("after_s", "scene"), [(1.0, HIGHWAY), (1.001, DEFAULT)])
-def test_given_a_speed_that_is_too_old_when_asked_then_it_is_unknown(scenes, after_s, scene):
-    scenes.moved(30.0, 0)
-    assert scenes.choose(round(after_s * S)) == scene
-
-
-def test_given_an_active_scene_when_the_speed_is_at_its_limit_then_it_lasts_within_a_band(scenes):
-    scenes.moved(22.0, 0)
-    assert scenes.choose(0) == HIGHWAY
-    for at_s, speed, scene in ((2, 21.6, HIGHWAY), (4, 21.4, DEFAULT), (6, 21.6, DEFAULT)):
-        scenes.moved(speed, at_s * S)
-        assert scenes.choose(at_s * S) == scene
-
-
 def test_given_a_scene_that_is_cold_when_it_holds_then_default_runs_until_it_is_loaded(scenes):
     scenes.loaded([frozenset({0, 1, 2}), frozenset({0, 1, 2, 3})])  # one of two workers has no `round`
     scenes.moved(1.0, 0)
@@ -142,32 +148,6 @@ def test_given_a_scene_that_is_cold_when_it_holds_then_default_runs_until_it_is_
     assert (scenes.choose(0), scenes.wanted) == (DEFAULT, PARKING)
     scenes.loaded([None, frozenset({0, 1, 2, 3})])
     assert scenes.choose(1) == PARKING
-
-
-def test_given_an_active_scene_when_its_tiers_are_gone_then_the_same_frame_gets_default(scenes):
-    scenes.moved(30.0, 0)
-    assert scenes.choose(0) == HIGHWAY
-    scenes.loaded([])
-    assert scenes.choose(1) == DEFAULT
-
-
-def test_given_an_emergency_when_a_scene_has_just_begun_then_it_is_chosen_at_once_and_left_later(scenes):
-    scenes.moved(30.0, 0)
-    assert scenes.choose(0) == HIGHWAY
-    scenes.named(EMERGENCY, "emergency", 1)
-    scenes.named(INTERSECTION, "intersection", 1)
-    assert scenes.choose(1) == EMERGENCY
-    scenes.named(EMERGENCY, "over", 2)
-    assert scenes.choose(2) == EMERGENCY
-    assert scenes.choose(1 + S) == INTERSECTION
-
-
-def test_given_a_forced_scene_when_asked_then_only_an_emergency_outranks_it(scenes):
-    scenes.forced = PARKING
-    scenes.moved(30.0, 0)
-    assert scenes.choose(0) == PARKING
-    scenes.named(EMERGENCY, "emergency", 1)
-    assert scenes.choose(1) == EMERGENCY
 
 
 def test_given_more_scenes_than_may_be_loaded_when_used_then_those_used_last_and_emergency_stay():

@@ -548,7 +548,7 @@ def test_given_a_late_frame_when_its_stop_is_made_then_that_is_before_the_deadli
     monkeypatch.setattr(TimedPath, "stop", stop)
 
     def is_in_time():
-        """Where the stage's thread got the processor in its 4 ms; else with another frame and another stop."""
+        """Where the stage's thread got the processor in its 4 ms; else with another frame and stop."""
         stage.reconfigure()
         stage.ask()  # a good frame ends the stop of the try before, which would go on
         stage.wait_for_workers()

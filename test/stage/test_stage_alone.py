@@ -51,10 +51,21 @@ def test_given_a_stage_that_is_free_when_a_trigger_is_put_into_its_slot_then_it_
     assert bytes(held[0].data) == data
 
 
-def test_given_a_stage_whose_frame_runs_when_asked_for_a_slot_then_there_is_none(stage):
-    with stage.running() as (seq, _):
+def test_given_a_frame_that_runs_when_the_next_is_put_into_its_slot_then_both_are_answered_and_a_third_has_none(
+    stage,
+):
+    stamp_ns = time.time_ns()
+    data = trigger(stamp_ns, None, 0.75)
+    with stage.running() as (first, _):
+        part = stage.actor.slot()[: len(data)]
+        part[:] = data
+        second, _ = stage.offer(data=part, stamp_ns=stamp_ns)
         assert stage.actor.slot() is None
-    stage.answer(seq)
+    running, waited = stage.answer(first), stage.answer(second)
+    assert stage.payload(waited).header.stamp.nanosec == stamp_ns % 1_000_000_000
+    reader = FrameReader(stage.actor.pool.ring.fd)
+    assert bytes(reader.read(waited.offset, waited.length, second)[0].data) == data
+    assert reader.read(running.offset, running.length, first)[0].stamp_ns == running.frame.stamp_ns
 
 
 def test_given_a_crash_when_nobody_takes_over_then_frames_are_held_until_the_worker_is_back(stage):

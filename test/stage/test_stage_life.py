@@ -44,7 +44,7 @@ def permitted(step):
 
 @pytest.fixture(scope="module")
 def orphan(tmp_path_factory):
-    """A node with priorities and a CPU of its own is killed while its worker is deep in a model that never returns.
+    """A node with priorities and a CPU of its own is killed while its worker is in an endless model.
 
     What the worker was, and whether it still is.
     """

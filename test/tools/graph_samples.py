@@ -49,6 +49,43 @@ def item_then_branch(x):
     return x * 2
 
 
+def scaled(x):
+    mean = x.mean().item()  # breaks
+    return x * mean + 2 * (mean * x)
+
+
+def scaled_by_a_tensor(x):
+    mean = x.mean()
+    return x * mean + 2 * (mean * x)
+
+
+SEEN = {}
+
+
+def keyed(x):
+    mean = x.mean().item()  # breaks
+    SEEN[mean + 1] = True
+    return x * mean
+
+
+def whole(x):
+    count = int(3 * x.max())  # breaks
+    return x * count
+
+
+def excepted(x):
+    try:
+        share = x / (0.0 * x.sum().item())  # breaks
+    except ZeroDivisionError:
+        share = x
+    return share
+
+
+def percentile(x):
+    high = np.percentile(x.numpy(), 90)
+    return x / float(high + 1)  # breaks
+
+
 def layers_in_loop(x):
     for layer in LAYERS:
         x = layer(x)

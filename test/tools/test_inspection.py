@@ -10,14 +10,19 @@ from torchperf_ros.tools.inspect.graph_breaks import BreakKind, parse_break
 from torchperf_ros.tools.inspect.inspected_model import InspectError
 from torchperf_ros.tools.inspect.inspection import Inspection, explain_recompilations
 
+from . import graph_samples
 from .conftest import SAMPLES, breaking_line
 
 BAD = {
     "value_if": BreakKind.BRANCH,
     "Norm": BreakKind.BRANCH,
     "early_exit": BreakKind.EARLY_EXIT,
-    "Item": BreakKind.SCALAR,
-    "item_then_branch": BreakKind.SCALAR,
+    "Item": BreakKind.NUMBER,
+    "item_then_branch": BreakKind.NUMBER,
+    "scaled": BreakKind.SCALAR,
+    "keyed": BreakKind.NUMBER,
+    "whole": BreakKind.NUMBER,
+    "excepted": BreakKind.NUMBER,
     "element_loop": BreakKind.LOOP,
     "floats": BreakKind.LOOP,
     "printed": BreakKind.PRINT,
@@ -47,6 +52,19 @@ def test_given_code_that_breaks_when_inspected_then_line_kind_reason_and_advice_
     assert 0 < len(found.underline) <= len(found.line.text.partition("  #")[0])
     assert found.reasons[0].startswith(found.title)
     assert (inspection.exit_status(0), inspection.exit_status(1)) == (1, 0)
+
+
+def test_given_a_number_of_numpys_when_read_then_the_call_is_what_breaks(inspect_sample):
+    (found,) = inspect_sample("percentile").breaks
+    assert (found.line.line, found.kind) == (breaking_line("percentile"), BreakKind.FOREIGN)
+
+
+def test_given_a_number_that_is_only_computed_with_when_kept_a_tensor_as_advised_then_results_stay_in_one_graph(
+    inspect_sample,
+):
+    x = torch.rand(4, 4)
+    assert torch.allclose(graph_samples.scaled(x), graph_samples.scaled_by_a_tensor(x))
+    assert len(inspect_sample("scaled_by_a_tensor").graphs) == 1
 
 
 @pytest.mark.parametrize("name", ["shape_if", "numpy_traced", "element_loop_unrolled", "layers_in_loop"])

@@ -158,7 +158,7 @@ def test_given_a_few_steps_when_trained_then_the_loss_falls_and_early_exits_coun
 
 
 class Told(torch.nn.Module):
-    """Plans that are 1 m off at first, and in the end 0 m for one example and 3 m, at the last pose, for another."""
+    """Plans that are 1 m off at first, and in the end 0 m for one example and 3 m for another."""
 
     def steps(self, history, mask, ego):
         yield torch.ones(2, WAYPOINTS, 4)

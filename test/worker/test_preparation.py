@@ -19,7 +19,7 @@ LARGEST_BYTES = 64 << 20
 
 
 def many_names(count):
-    """The CDR bytes of a message that lists so many empty names, a multiple of eight, and an eighth of efforts.
+    """The CDR bytes of a message of so many empty names, a multiple of eight, and an eighth of efforts.
 
     rosbags takes a list only where five bytes for each of its texts follow.
     """

@@ -99,13 +99,22 @@ class Doubling(Adapter):
         return message_class(TEXT)(data=f"{value} {word} {received.stamp_ns} {received.age_ms}")
 
 
-class Named(Doubling):
-    """Its model returns a dict, of which its postprocess knows nothing."""
+class Wrapped(Doubling):
+    """Its model gives its numbers in another form, which its postprocess may know how to open."""
+
+    forms = {
+        "a dict": (lambda y: {"logits": y}, lambda outputs: outputs),  # which postprocess does not know
+        "a generator": (lambda y: (each for each in (y,)), next),
+        "a function": (lambda y: lambda: y, lambda outputs: outputs()),
+    }
 
     def build(self, tier):
-        model = super().build(tier)
-        model.register_forward_hook(lambda module, inputs, output: {"logits": output})
+        model, (wrap, _) = super().build(tier), self.forms[self.options["form"]]
+        model.register_forward_hook(lambda module, inputs, output: wrap(output))
         return model
+
+    def postprocess(self, outputs, messages):
+        return super().postprocess(self.forms[self.options["form"]][1](outputs), messages)
 
 
 class Hungry(Doubling):
@@ -170,30 +179,6 @@ class Untupled(Doubling):
 
     def preprocess(self, messages):
         return torch.ones(1, 1)
-
-
-class Lazily(Doubling):
-    """Its model is a generator, which runs when somebody asks for its numbers."""
-
-    def build(self, tier):
-        model = super().build(tier)
-        model.register_forward_hook(lambda module, inputs, output: (each for each in (output,)))
-        return model
-
-    def postprocess(self, outputs, messages):
-        return super().postprocess(next(outputs), messages)
-
-
-class Hiding(Doubling):
-    """Nothing can be found in what its model gives."""
-
-    def build(self, tier):
-        model = super().build(tier)
-        model.register_forward_hook(lambda module, inputs, output: lambda: output)
-        return model
-
-    def postprocess(self, outputs, messages):
-        return super().postprocess(outputs(), messages)
 
 
 class Leaving(Doubling):
@@ -386,7 +371,7 @@ def test_given_a_tensor_without_its_tuple_when_run_then_it_is_an_error_that_says
 def test_given_a_model_that_generates_when_run_then_its_numbers_are_checked_and_reach_postprocess(
     make_node,
 ):
-    node = make_node("Lazily").start()
+    node = make_node("Wrapped", options={"form": "a generator"}).start()
     assert [each for each in node.told() if isinstance(each, Remark)] == []
     node.control.settimeout(20.0)
     assert text_of(node.ask(0, 2.0)[1]).startswith("4.0")
@@ -398,7 +383,7 @@ def test_given_a_model_that_generates_when_run_then_its_numbers_are_checked_and_
 def test_given_outputs_that_nothing_can_look_into_when_prepared_then_each_tier_is_said_to_be_unchecked(
     make_node,
 ):
-    node = make_node("Hiding").start()
+    node = make_node("Wrapped", options={"form": "a function"}).start()
     told = [each.text for each in node.told() if isinstance(each, Remark)]
     assert [text.split(":")[0] for text in told] == ["tier full", "tier fast"]
     assert "outputs are not checked for NaN and Inf: in a function no tensor" in told[0]
@@ -465,7 +450,7 @@ def test_given_a_frame_that_fails_then_it_is_a_named_outcome_and_the_next_one_is
 def test_given_a_postprocess_that_takes_the_outputs_for_something_else_when_run_then_the_error_names_it(
     make_node,
 ):
-    response, payload = make_node("Named").start().ask(0, 1.0)
+    response, payload = make_node("Wrapped", options={"form": "a dict"}).start().ask(0, 1.0)
     assert response.outcome == Outcome.ERROR
     for words in ("KeyError: 0 (test_session.py:", "returns a dict with keys 'logits'", "Traceback"):
         assert words in payload.decode()

@@ -96,7 +96,7 @@ def test_given_a_record_just_as_large_as_the_ring_when_written_then_it_is_read(r
 
 
 def test_given_a_writer_that_comes_round_while_a_record_is_parsed_then_it_counts_as_overwritten(ring):
-    """The writer passes between the reader's first look and its parsing, which then finds bytes of another frame."""
+    """The writer passes between the reader's first look and its parsing, which finds another frame."""
     reader = FrameReader(ring.fd)
     ring.write(0, [InputBytes(0, 0, 0.0, bytes(400))])
     offset, length = ring.write(1, [InputBytes(0, 0, 0.0, bytes(16))])

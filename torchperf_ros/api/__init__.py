@@ -1,1 +1,1 @@
-"""What users derive from and call, and the words that every room shares: errors, clock, outcomes, messages."""
+"""What users derive from and call, and words of every room: errors, clock, outcomes, messages."""

@@ -102,7 +102,7 @@ class Adapter(abc.ABC):
         return {}
 
     def unpad(self, outputs: Any, shapes: tuple[tuple[int, ...], ...]) -> Any:  # noqa: ANN401
-        """Cut a model's outputs to what belongs to inputs of these shapes, one for each tensor of `preprocess`.
+        """Cut outputs to what belongs to inputs of these shapes, one for each tensor of `preprocess`.
 
         Called before `postprocess` where `shapes: bucket` has padded the inputs with zeros at the end of a
         dimension. Return views, for example `outputs[..., :height, :width]`. Default: the outputs as they
@@ -131,7 +131,7 @@ class Adapter(abc.ABC):
         skip_in_histories(frames)
 
     def forget(self) -> None:
-        """The last frame that was observed was overwritten meanwhile, so that what was learned from it may be wrong.
+        """The last observed frame was overwritten meanwhile, so that what was learned from it may be wrong.
 
         Default: every `HistoryBuffer` that this adapter made is emptied.
         """

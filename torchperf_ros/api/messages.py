@@ -247,7 +247,7 @@ def register(types: Typesdict) -> None:
 
 
 def warm_up(name: str) -> None:
-    """Generate the code that reads and writes a type and all that it contains, which otherwise the first message pays.
+    """Generate the code that reads and writes a type; else the first message would wait for it.
 
     Raises:
         UnknownMessageType: see `message_class`.
@@ -260,7 +260,7 @@ def warm_up(name: str) -> None:
 
 @functools.cache
 def has_header(name: str) -> bool:
-    """Whether the type's first field is a `std_msgs/msg/Header`, so that its stamp can be read from the bytes."""
+    """Whether the type begins with a `std_msgs/msg/Header`: then its stamp can be read from the bytes."""
     fields = _store().fielddefs[_known(name)][1]
     return bool(fields) and fields[0][1][1] == "std_msgs/msg/Header"
 

@@ -148,7 +148,7 @@ def _of_nv(message: Any) -> tuple[NDArray[np.uint8], ...]:  # noqa: ANN401
 
 
 def _from_yuv(y: NDArray[np.uint8], u: NDArray[np.uint8], v: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Red, green and blue by ITU-R BT.601 in its limited range (16 to 235), as OpenCV and cv_bridge convert."""
+    """Red, green and blue by ITU-R BT.601 in limited range (16 to 235), as OpenCV and cv_bridge do."""
     bright = _BRIGHTNESS[y]
     blue, red = (each.repeat(2, axis=1) for each in (u, v))
     colours = (
@@ -246,7 +246,7 @@ def compressed_pixels(
     least: tuple[int, int] | None = None,
     encodings: Collection[str] = ENCODINGS,
 ) -> Pixels:
-    """The decoded pixels of a `sensor_msgs/msg/CompressedImage`, whose first bytes show whether it is a JPEG or a PNG.
+    """The decoded pixels of a `sensor_msgs/msg/CompressedImage`: a JPEG or a PNG, by its first bytes.
 
     `max_pixels`, the largest width times height, is checked before anything is decoded. Where a width and
     height are the `least` that is enough, a large JPEG is decoded at 1/2, 1/4 or 1/8 of its size.
@@ -293,7 +293,7 @@ def _damaged(message: Any, error: Exception) -> str:  # noqa: ANN401
 
 
 def compressed_size(message: Any) -> tuple[int, int]:  # noqa: ANN401
-    """Width and height in pixels from the file's header, of a message that `compressed_pixels` has accepted."""
+    """Width and height in pixels by the header of a message that `compressed_pixels` has accepted."""
     with _open(message) as image:
         width, height = image.size
         return (height, width) if _orientation(image) >= _FIRST_ON_ITS_SIDE else (width, height)

@@ -74,7 +74,7 @@ class Task(Protocol):
     def judge(
         self, call: Callable[..., Any], seed: int | str, count: int, device: torch.device
     ) -> dict[str, float]:
-        """Figures of so many examples by what a network, or an engine of it, gives for the inputs of one frame each.
+        """Figures of so many examples by what a network or its engine gives for the inputs of one frame each.
 
         The first figure is drawn over the steps, and is what `torchperf tune` calls the accuracy.
         """

@@ -134,7 +134,7 @@ def _variants(
 
 
 def check_toolkit() -> None:
-    """A `PackageError` before the export, which takes its time, where CUDA's headers for a package are missing."""
+    """Raise a `PackageError` before the long export where CUDA's headers for a package are missing."""
     from torch.utils import cpp_extension
 
     try:

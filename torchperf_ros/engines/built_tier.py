@@ -15,7 +15,7 @@ from torchperf_ros.api.errors import AdapterError, one_line
 from torchperf_ros.api.training_task import HELD_OUT
 from torchperf_ros.engines.outputs import described, shapes_of, signature_of
 from torchperf_ros.engines.parity import Call, DynamicDims, Inputs, Scoring, random_inputs, says_something
-from torchperf_ros.settings.build_options import BuildOptions
+from torchperf_ros.settings.build_options import INT8_STATIC, BuildOptions
 
 _FEWEST_FRAMES = 2  # one to calibrate with, one to compare on
 __all__ = [
@@ -69,9 +69,10 @@ class BuiltTier:
         """What ranges of activations are taken from: every other of the usual inputs."""
         return self.usual_inputs()[::2]
 
-    def held_out(self) -> Sequence[Inputs]:
-        """The usual inputs from which nothing is calibrated, and which show whether that was done well."""
-        return self.usual_inputs()[1::2]
+    def held_out(self, precision: str) -> Sequence[Inputs]:
+        """The usual inputs from which nothing is calibrated in this precision; none where there is only one."""
+        usual = self.usual_inputs()
+        return usual[1::2] if precision == INT8_STATIC else usual if len(usual) >= _FEWEST_FRAMES else []
 
     def why_uncalibrated(self) -> str:
         """Why no range of activations can be taken; empty: it can."""
@@ -85,7 +86,7 @@ class BuiltTier:
         )
 
     def inputs_by_size(self) -> list[Inputs]:
-        """The example, and where sizes vary, before it inputs of the middle, smallest and largest other sizes."""
+        """The example; where sizes vary, before it inputs of the middle, smallest and largest other sizes."""
         found = []
         for part in (0.5, 0.0, 1.0) if self.dims else ():
             sizes = {

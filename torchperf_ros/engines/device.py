@@ -107,7 +107,7 @@ class Timed:
         return self
 
     def stop(self) -> None:
-        """What the block enqueues from here on is waited for, but not timed; on the CPU it is timed as well."""
+        """What the block enqueues is waited for, and on the CPU alone it is timed."""
         if self._is_cuda:
             self._is_stopped = True
             self._end.record()
@@ -161,7 +161,7 @@ class Device:
         self._timed = Timed(is_cuda=self.is_cuda)
 
     def part_threads(self) -> None:
-        """Where the model has as many threads as there are CPUs, give each of the others a CPU without the calling one.
+        """Where the model has as many threads as there are CPUs, keep the others off the calling one's.
 
         OpenMP's threads wait in a loop for their share. Two of them on one CPU, where a short wait of the
         node's left them, take turns of milliseconds at that until the kernel moves one.
@@ -236,7 +236,7 @@ class Device:
         return int(torch.cuda.memory_stats(self.device).get("num_ooms", 0)) if self.is_cuda else 0
 
     def is_lost(self, error: BaseException) -> bool:
-        """Whether after this error the CUDA context is gone (a sticky error), so that only a new process helps.
+        """Whether this error has cost the CUDA context (a sticky error), so that only a new process helps.
 
         Sticky errors are returned by every later call (CUDA runtime API, "error handling"); running out of
         memory is not one of them.

@@ -58,7 +58,7 @@ _OF_FX = frozenset(vars(torch.fx.GraphModule({}, torch.fx.Graph())))
 
 
 def identify(tier: BuiltTier, options: BuildOptions, library: str = "") -> Identity:
-    """The identity of the package that this model would be built into here, by an engine's library and version.
+    """The identity of the package of this model here, by an engine's library and version.
 
     It takes as long as hashing the weights. Options that a package does not depend on do not count.
     """
@@ -98,7 +98,7 @@ def declared_dims(dynamic_dims: DynamicDims) -> list[list[int]]:
 
 
 def machine_facts(device: torch.device) -> tuple[str, str]:
-    """The CUDA device's name and compute capability, or `cpu`, its vector instructions and a hash of all its flags."""
+    """The CUDA device's name and capability, or `cpu`, its vector instructions and a hash of its flags."""
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         return torch.cuda.get_device_name(device), f"{major}.{minor}"
@@ -187,7 +187,7 @@ def _content(tensor: torch.Tensor) -> bytes:
 
 
 def code_hash(model: torch.nn.Module) -> str:
-    """Hash of the structure, of the modules' attributes, and of the source files that the model's classes come from.
+    """Hash of the structure, of the modules' attributes, and of the source files of the model's classes.
 
     Files that these import count as well, however deep; of an installed package its version and the
     imported file do. What cannot be named, as a class that is written in C, counts by its type: the

@@ -52,7 +52,7 @@ class CaptureRecord:
         self._failed = self._folder / f"{self._key}{CAPTURE_FAILED}"
 
     def why_not(self) -> str:
-        """Why it cannot be captured, as an earlier process has found out; empty: nothing is known against it."""
+        """Why it cannot be captured, as an earlier process has found out; empty: nothing is known."""
         with suppress(OSError):
             return self._failed.read_text(encoding="utf-8")
         deaths = [path for path in self._begun() if not psutil.pid_exists(int(path.name.split(".")[1]))]
@@ -100,7 +100,7 @@ class GraphReplay:
     """
 
     def __init__(self, call: Call, example: Inputs, record: CaptureRecord | None = None) -> None:
-        """Warm up and capture a model on the device, with the shapes of the example, or raise `CaptureFailed`.
+        """Warm up and capture a model with the shapes of the example, or raise `CaptureFailed`.
 
         The `record` keeps how that went.
         """

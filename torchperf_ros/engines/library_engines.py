@@ -66,7 +66,7 @@ class OnnxRuntime(PackageEngine):
         return BuildOptions(precision="fp32" if options.precision == _INT8 else options.precision)
 
     def convert(self, tier: BuiltTier, options: BuildOptions, path: Path) -> Built:
-        """Export to ONNX, optimise, and save the optimised graph, so that loading it costs no optimisation."""
+        """Export to ONNX, optimise, and save the optimised graph: loading it optimises nothing."""
         program = exported(tier)
         built = built_of(program)
         with tempfile.TemporaryDirectory(prefix="torchperf_") as folder:
@@ -143,7 +143,7 @@ class _CudaCall:
 def _onnx_session(
     path: Path, options: BuildOptions, device: torch.device, optimised: Path | None = None
 ) -> Any:  # noqa: ANN401 - the library has no types
-    """A session that runs a file: one that is optimised, or one whose optimised graph is saved as such a file."""
+    """A session that runs a file: an optimised one, or one whose optimised graph is saved as such."""
     import onnxruntime
 
     settings = onnxruntime.SessionOptions()

@@ -150,7 +150,7 @@ def holds_lazy(outputs: Any) -> bool:  # noqa: ANN401 - a model may return anyth
 
 
 class _Values(TorchFunctionMode):
-    """Notes where Python code takes numbers out of tensors. A tensor in an `if` is none: it picks a branch."""
+    """Notes where Python code takes numbers out of tensors. A tensor in an `if` picks a branch, no number."""
 
     READS: Final = frozenset({"item", "tolist", "numpy", "__array__", "__int__", "__index__"})
     found = False
@@ -176,7 +176,7 @@ class _Sizes(TorchDispatchMode):
 
 
 def sizes_follow_values(run: Callable[[], Any]) -> bool:
-    """Whether the sizes of a model's outputs may follow from values, as the number of a detector's boxes does."""
+    """Whether the sizes of a model's outputs may follow from values, as of a detector's boxes."""
     # A model may not run while its operations are looked at. What was found until then counts.
     with contextlib.suppress(Exception), _Values() as values, _Sizes() as sizes:
         drawn(run())

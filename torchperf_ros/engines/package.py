@@ -112,7 +112,7 @@ def users_package(
 
 
 def _checked(path: Path, device: torch.device, example: Inputs) -> Package:
-    """By the manifest that `torchperf compile` wrote, or `<file>.sha256` as the program sha256sum writes it."""
+    """By the manifest that `torchperf compile` wrote, or `<file>.sha256` as sha256sum writes it."""
     if manifest_path(path).is_file():
         manifest = check_package(path, None)
         identity = manifest.identity
@@ -177,7 +177,7 @@ def make_runner(tier: BuiltTier, options: BuildOptions, record: CaptureRecord | 
 
 
 def ways_of(tier: BuiltTier, options: BuildOptions) -> tuple[dict[str, BuildOptions], Identity]:
-    """The ways to run a model here out of which `auto` chooses, beside eager, by name; and what a choice is kept under.
+    """The ways beside eager to run a model here, by name, and what a choice between them is kept under.
 
     On CUDA each of them is also captured as a graph, eager among them. It depends on a stage's `shapes` and `batch`
     whether a graph of eager can be used where sizes vary, which is for who loads the choice.
@@ -202,7 +202,7 @@ def _can(options: BuildOptions, tier: BuiltTier) -> bool:
 
 
 def identity_of(identity: Identity, engine: str) -> Identity:
-    """What an engine's package, or its capture, is kept under, from that of the choice: the model is hashed once."""
+    """What an engine's package or capture is kept under, from the choice's: the model is hashed once."""
     options = BuildOptions(**identity.options).with_engine(engine)
     library = ENGINES[engine].version if engine in ENGINES else ""
     return replace(identity, options=options.as_identity(), library=library)

@@ -213,10 +213,8 @@ class _PackageBuild:
             # It runs in the precision that it is checked in.
             plain = replace(work.options, cuda_graphs=False)
             call = finished(Runner(call), plain, tier.example, tier.device).call
-            scoring = tier.scoring and replace(tier.scoring, judges=True, held_out=tier.held_out())
-            parity = check_engine(
-                tier.model, call, tier.example, tier.dims, precision, seeds=4, scoring=scoring
-            )
+            scoring = tier.scoring and replace(tier.scoring, judges=True, held_out=tier.held_out(precision))
+            parity = check_engine(tier.model, call, tier.example, tier.dims, precision, scoring=scoring)
             briefly = work.job.get("background") and tier.device.type == "cuda"
             work.step(self._prefix + ("timing, briefly" if briefly else "timing"))
             rounds = _BRIEFLY if briefly else _ROUNDS
@@ -255,7 +253,7 @@ def _timed(tier: BuiltTier, call: Call, inputs: Inputs, rounds: tuple[int, int])
 
 
 class _ChoiceBuild:
-    """One tier for engine auto: a package of every engine that can run it, and the choice between all ways."""
+    """One tier for engine auto: a package of every engine that can, and the choice between all ways."""
 
     def __init__(self, work: _Work) -> None:
         self._work = work
@@ -319,7 +317,7 @@ class _ChoiceBuild:
             try:
                 if options.engine in ENGINES and not options.is_captured:
                     packages[name] = self._package(options)
-                # Where there is a package, torch.compile makes the same kernels, for as long as a process lasts.
+                # Where there is a package, torch.compile makes the same kernels, for one process's life.
                 if options.engine == OF_PARTS and packages:
                     continue
                 calls[name] = self._call(options, packages.get(options.engine))
@@ -369,7 +367,7 @@ class _ChoiceBuild:
                     tier.example,
                     {},
                     options.precision,
-                    seeds=2,
+                    briefly=True,
                     scoring=tier.scoring,
                 )
         return found.call

@@ -1,4 +1,4 @@
-"""Engines that build a model into a file ahead of time, which is loaded in milliseconds: the artefact of `package`."""
+"""Engines that build a model ahead of time into a file that loads in milliseconds, for `package`."""
 
 import hashlib
 import inspect
@@ -85,7 +85,7 @@ class PackageEngine(Engine):
 
     @property
     def version(self) -> str:
-        """The library with its version, for example `openvino 2026.4.1`; "" where torch is all, or it is absent."""
+        """The library with its version, as `openvino 2026.4.1`; "" where torch is all, or it is absent."""
         return installed(self.distributions)
 
     def why_not(self, options: BuildOptions, dynamic_dims: DynamicDims, device: torch.device) -> str:
@@ -278,7 +278,7 @@ class TensorsOnly(torch.nn.Module):
 
 
 def nest_of(tier: BuiltTier, *, always: bool = True) -> str:
-    """How the tensors of `TensorsOnly` are nested in a model's outputs, with the plain values among them, as JSON.
+    """How tensors and plain values are nested in the outputs of a model in `TensorsOnly`, as JSON.
 
     "" where each output is a tensor by itself, and it is not `always` wanted.
 

@@ -4,9 +4,9 @@ By relative L2 and largest error, or by the task.
 """
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
 from typing import Any
 
 import torch
@@ -21,6 +21,13 @@ Inputs = tuple[torch.Tensor, ...]
 DynamicDims = Mapping[int, Mapping[int, tuple[int, int]]]
 
 _LEAST_SAME_CHOICES = 0.99
+# Of a hundred choices one may be another. A classifier gives one for each input.
+_ENOUGH_CHOICES = 100
+_FEWEST_DRAWN, _MOST_DRAWN, _MOST_DRAWN_S = 4, 100, 5.0
+# An answer that is off by less than half of the way to eager's answer to another input is nearest to the right one.
+_MOST_OF_STEP = 0.5
+# Answers that differ by a smaller share differ by fp32's own rounding.
+_SAME_SHARE = 1e-6
 
 
 class ParityError(TorchperfError):
@@ -189,7 +196,8 @@ def check_engine(
     example: Inputs,
     dynamic_dims: DynamicDims,
     precision: str,
-    seeds: int = 3,
+    *,
+    briefly: bool = False,
     scoring: Scoring | None = None,
     known: Parity | None = None,
 ) -> Parity:
@@ -200,22 +208,26 @@ def check_engine(
     ranges that it was made for. Another input has to give another output, where eager's does.
 
     Numbers beyond a limit are good enough if the adapter's `scoring` finds the same answers: random inputs
-    hold nothing of what the task is about. Answers in int8 always count, by their score, and without one
-    by which of the values along dimension 1 is the largest. Where the scoring `judges`, the task's accuracy
-    decides for every precision but fp32. Of a package whose parity is `known`, figures have to be as they
-    were.
+    hold nothing of what the task is about. Numbers within it are not enough for a precision other than
+    fp32: answers in int8 count by their score, and all others, and int8 without a score, by
+    `_Answers.check`. Where the scoring `judges`, the task's accuracy decides for every precision but fp32.
+    Of a package whose parity is `known`, figures have to be as they were.
+
+    A worker that starts compares `briefly`: fewer inputs, and answers in int8 alone. What builds or tunes
+    has compared more.
 
     Raises:
         ParityError: beyond a limit, nothing to compare, or the same outputs for every input.
     """
-    drawn = [random_inputs(example, seed, dynamic_dims) for seed in range(1, max(seeds, 2) + 1)]
+    drawn = [random_inputs(example, seed, dynamic_dims) for seed in range(1, 3 if briefly else 5)]
     on_drawn, last = _on_drawn(reference, candidate, drawn)
     held_out = scoring.held_out if scoring else ()
     quantised, limit, nearest = precision in INT8_PRECISIONS, _limit(precision, known), on_drawn
+    answers = _Answers(reference, candidate)
+    for inputs in held_out:
+        answers.compare(inputs)
     if held_out:
-        pairs = ((reference(*(t.clone() for t in inputs)), candidate(*inputs)) for inputs in held_out)
-        on_held_out = reduce(Parity.worse, (measure(*pair) for pair in pairs))
-        nearest = on_held_out if quantised else on_held_out.worse(on_drawn)
+        nearest = answers.parity if quantised else answers.parity.worse(on_drawn)
     if not math.isfinite(on_drawn.relative_l2):  # NaN or Inf where eager gives none, which no score excuses
         raise ParityError(_differ(on_drawn, precision, limit))
     near, text = nearest.within(limit), _differ(nearest, precision, limit)
@@ -234,9 +246,115 @@ def check_engine(
     if score is None and loss is None:  # numbers alone decide
         if not near:
             raise ParityError(text)
-        if quantised:
-            _check_choices(reference, candidate, held_out or drawn)
+        if quantised or (precision != "fp32" and not briefly):
+            if not held_out:
+                answers.compare_drawn(example, briefly=briefly)
+            answers.check()
     return replace(on_drawn, score=score, loss=loss)
+
+
+class _Answers:
+    """What a candidate answers beside eager, input by input, where numbers that are near say too little.
+
+    Attributes:
+        parity: the worst of all inputs.
+    """
+
+    def __init__(self, reference: Call, candidate: Call) -> None:
+        self.parity = Parity(0.0, 0.0)
+        self._reference, self._candidate, self._hint = reference, candidate, ""
+        self._before: tuple[str, list[torch.Tensor]] = "", []
+        self._choices: list[tuple[int, int]] = []  # of each output: the same ones, and all
+        self._apart: list[
+            tuple[float, float, float]
+        ] = []  # squares: of errors, steps between inputs, values
+
+    def compare(self, inputs: Inputs) -> None:
+        expected = self._reference(*(t.clone() for t in inputs))
+        layout, numbers, choices = layout_of(expected), flat_numbers(expected), _choices(expected)
+        numbers = [t.clone() for t in numbers]  # an engine may write to the outputs of the call before
+        found = self._candidate(*inputs)
+        self.parity = self.parity.worse(_measured(layout, numbers, found))
+        counts = [
+            (int((eager == own).sum()), len(eager))
+            for eager, own in zip(choices, _choices(found), strict=True)
+        ]
+        self._choices = _added(self._choices, counts)
+        if self._before[0] == layout:
+            squares = [
+                (_square(own - now), _square(before - now), _square(now))
+                for own, now, before in zip(flat_numbers(found), numbers, self._before[1], strict=True)
+            ]
+            self._apart = _added(self._apart, squares)
+        self._before = layout, numbers
+
+    def compare_drawn(self, example: Inputs, *, briefly: bool) -> None:
+        """Compare on inputs drawn like the example, until there are enough of the largest values to count."""
+        self._hint = "; inputs were drawn: frames of --log LOG say more"
+        until_s, most = time.monotonic() + _MOST_DRAWN_S, 2 if briefly else _MOST_DRAWN
+        for seed in range(1, most + 1):
+            self.compare(_in_other_light(random_inputs(example, seed), seed))
+            few = any(0 < count < _ENOUGH_CHOICES for _, count in self._choices)
+            if seed >= _FEWEST_DRAWN and (not few or time.monotonic() > until_s):
+                return
+
+    def check(self) -> None:
+        """See that a candidate chooses as eager does, and answers other inputs otherwise by more than it is off.
+
+        The class of a pixel or of a frame is the largest along dimension 1, or an integer.
+
+        Raises:
+            ParityError: more than 1 % of an output's choices are others, an output is off by more than half
+                of what eager's answers to different inputs differ by, or these are all the same.
+        """
+        for output, (same_choices, count) in enumerate(self._choices):
+            if same_choices < _LEAST_SAME_CHOICES * count:
+                raise ParityError(
+                    f"answers differ from eager's: of output {output}, {same_choices / count:.1%} of the"
+                    " largest along dimension 1, or of integers, are the same; at least"
+                    f" {_LEAST_SAME_CHOICES:.0%} are needed{self._hint}"
+                )
+        differing = [step > _SAME_SHARE**2 * values for _, step, values in self._apart]
+        if self._apart and not any(differing):
+            raise ParityError(
+                "eager's answers to all inputs that were compared are the same, so that nothing shows"
+                " whether others are right: --log LOG, or Adapter.score_inputs with inputs that differ"
+            )
+        for output, (error, step, _) in enumerate(self._apart):
+            if differing[output] and math.sqrt(error) > _MOST_OF_STEP * math.sqrt(step):
+                raise ParityError(
+                    f"output {output} is off by {math.sqrt(error / step):.0%} of what eager's answers to"
+                    f" different inputs differ by; at most {_MOST_OF_STEP:.0%} is allowed{self._hint}"
+                )
+
+
+def _added(sums: list[Any], more: list[Any]) -> list[Any]:
+    return (
+        [tuple(map(sum, zip(*pair, strict=True))) for pair in zip(sums, more, strict=True)]
+        if sums
+        else more
+    )
+
+
+def _square(numbers: torch.Tensor) -> float:
+    finite = torch.nan_to_num(numbers, posinf=0.0, neginf=0.0)
+    return float((finite * finite).sum())
+
+
+def _in_other_light(inputs: Inputs, seed: int) -> Inputs:
+    """Numbers in other contrasts, and each row of dimension 1 brighter or darker.
+
+    A mean over noise hardly differs from that over other noise, so a classifier would give one class for all.
+    """
+    generator, found = torch.Generator().manual_seed(seed), list[torch.Tensor]()
+    for tensor in inputs:
+        if tensor.is_floating_point() and tensor.numel():
+            contrast = 0.5 + torch.rand(1, generator=generator).item()
+            rows = (*tensor.shape[:2], *[1] * (tensor.dim() - 2))
+            light = torch.randn(rows, generator=generator).to(tensor.device, tensor.dtype)
+            tensor = tensor * contrast + light * tensor.std(correction=0)  # noqa: PLW2901
+        found.append(tensor)
+    return tuple(found)
 
 
 def _on_drawn(reference: Call, candidate: Call, drawn: Sequence[Inputs]) -> tuple[Parity, Any]:
@@ -280,28 +398,17 @@ def depends_on_state(model: Call, kept: KeptState, inputs: Inputs, outputs: Any)
     return names
 
 
-def _check_choices(reference: Call, candidate: Call, compared: Sequence[Inputs]) -> None:
-    """See that a candidate chooses as eager does: the class of a pixel or of a frame is the largest along dimension 1.
-
-    Raises:
-        ParityError: more than 1 % of an output's choices are others.
-    """
-    chosen = [
-        zip(_choices(reference(*(t.clone() for t in inputs))), _choices(candidate(*inputs)), strict=True)
-        for inputs in compared
-    ]
-    for output, pairs in enumerate(zip(*chosen, strict=True)):
-        share = float(torch.cat([eager == own for eager, own in pairs]).double().mean())
-        if share < _LEAST_SAME_CHOICES:
-            raise ParityError(
-                f"answers differ from eager's: of output {output}, {share:.1%} of the largest along"
-                f" dimension 1 are the same; at least {_LEAST_SAME_CHOICES:.0%} are needed"
-            )
-
-
 def _choices(outputs: Any) -> list[torch.Tensor]:  # noqa: ANN401 - a model may return anything
-    tensors = [tensor for tensor in tensors_in(outputs) if tensor.is_floating_point()]
-    return [t.argmax(1).flatten().cpu() for t in tensors if t.dim() > 1 and t.shape[1] > 1 and t.numel()]
+    """Of each tensor what it chooses: integers, or the place of the largest along dimension 1; empty: nothing."""
+    found = []
+    for tensor in tensors_in(outputs):
+        chosen = tensor.new_empty(0) if tensor.layout is not torch.strided or tensor.is_nested else tensor
+        if tensor.is_quantized or tensor.is_complex() or hasattr(tensor, "__tensor_flatten__"):
+            chosen = torch.empty(0)
+        elif chosen.is_floating_point() and chosen.numel():
+            chosen = chosen.argmax(1) if chosen.dim() > 1 and chosen.shape[1] > 1 else torch.empty(0)
+        found.append(chosen.flatten().cpu())
+    return found
 
 
 def says_something(inputs: Inputs) -> bool:

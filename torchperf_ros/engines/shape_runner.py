@@ -270,7 +270,7 @@ class PaddedBuffers:
         self._held: dict[Shapes, list[tuple[int, ...]]] = {}  # the size of what was last copied in
 
     def hold(self, bucket: Shapes, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Copy inputs, no larger than the bucket in any dimension, into its buffers, valid until its next use."""
+        """Copy inputs, no larger than the bucket in any dimension, into its buffers, until its next use."""
         buffers = self._sets.get(bucket) or self._made(bucket)
         held = self._held[bucket]
         for number, (target, source) in enumerate(zip(buffers, inputs, strict=True)):

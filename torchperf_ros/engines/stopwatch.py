@@ -77,7 +77,7 @@ def time_interleaved(
     clock: Clock = perf_counter_ns,
     pause_s: float = 0.0,
 ) -> dict[str, Timing]:
-    """Time candidates in turns, one sample of each per round, so that the machine's moods meet all of them alike.
+    """Time candidates in turns, one sample of each per round: the machine's moods meet all of them alike.
 
     A sample is the time of `inner` calls in a row and one synchronisation, divided by `inner`: what a
     caller waits for, launching included. Each round takes the candidates in another order (shuffled, the

@@ -50,7 +50,7 @@ class Candidate:
 
 
 def read_candidate(path: Path, stage: str, values: Mapping[str, Any]) -> Candidate:
-    """Read the file of a candidate of this stage, whose own parameters are `values`, by name without the stage's.
+    """Read the file of a candidate of this stage, by names without the stage's; `values` are its own.
 
     It may also be a parameter file, such as `torchperf tune` writes: what it says of the stage counts, its
     name is the version.

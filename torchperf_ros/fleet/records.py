@@ -14,7 +14,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,6 +38,10 @@ LIMIT_BYTES: Final = 64 << 20
 _NAME: Final = "rollout-%Y%m%d.jsonl"
 _PATTERN: Final = "rollout-????????.jsonl"
 _P99: Final = 99.0
+# No time, sum or count of a minute is larger; columns hold 64 bits.
+_LARGEST: Final = 1e15
+# A vehicle's clock may be ahead by so much, as its plans' may be, see `signature.check_time`.
+_AHEAD_S: Final = 600.0
 
 
 @dataclass(frozen=True)
@@ -217,6 +221,17 @@ class Brought:
     events: Sequence[Mapping[str, Any]]
     left_out: Sequence[str]
 
+    def until(self, now_s: float) -> "Brought":
+        """Without minutes of the future: a clock that is wrong shows neither exposure nor an order."""
+        late = self.blocks["t_s"] > now_s + _AHEAD_S
+        if not late.any():
+            return self
+        ids = list(self.facts)
+        names = ", ".join(sorted({ids[index] for index in self.blocks["vehicle"][late].tolist()}))
+        left_out = f"{int(late.sum())} minutes of the future, of {names}: their clocks are ahead"
+        blocks = {name: column[~late] for name, column in self.blocks.items()}
+        return replace(self, blocks=blocks, left_out=[*self.left_out, left_out])
+
 
 _COLUMNS: Final = tuple(one.name for one in fields(Block))
 _NEEDED: Final = frozenset(_COLUMNS)
@@ -289,16 +304,26 @@ def _read_file(path: Path) -> Brought:
             elif kind == "event" and found.keys() >= _OF_EVENTS:
                 events.append({**found, "t_s": float(found["t_s"])})
             elif kind == "minute" and found.keys() >= _NEEDED:
-                rows.append(
-                    [math.nan if found[name] is None else _KINDS[name](found[name]) for name in _COLUMNS]
-                )
+                rows.append([_value(name, found[name]) for name in _COLUMNS])
             else:
                 bad += 1
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             bad += 1
     left_out = [f"{path}: {bad} {'lines are' if bad > 1 else 'line is'} damaged or cut"] if bad else []
     events = [{**event, "vehicle": vehicle} for event in events]
     return Brought({vehicle: own}, _columns(rows), events, left_out)
+
+
+def _value(name: str, given: Any) -> Any:  # noqa: ANN401
+    """A value of a minute as its column has it; a `ValueError` where no vehicle writes it."""
+    kind = _KINDS[name]
+    if kind is str:
+        return str(given)
+    value = math.nan if given is None else kind(given)
+    is_known = kind is int or name == "t_s" or name.endswith("_sum_ms")
+    if is_known and not (math.isfinite(value) and 0 <= value <= _LARGEST):
+        raise ValueError(f"{name} {given!r}")
+    return value
 
 
 def _columns(rows: Sequence[Sequence[Any]]) -> dict[str, NDArray[Any]]:

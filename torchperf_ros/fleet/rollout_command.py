@@ -217,7 +217,7 @@ def _check_usable(plan: "RolloutPlan", path: Path) -> None:
 
 
 def _check_gate(file: Path) -> None:
-    """End with status 1 where a comparison is not good, a drive hit something, or a benchmark missed a target."""
+    """End with status 1 where a comparison is not good, a drive had a contact, or a benchmark missed."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
         if found.get("kind") == "regress":
@@ -466,7 +466,9 @@ def _standing(plan: "RolloutPlan", folders: list[Path]) -> "tuple[RolloutStandin
         fail(f"{missing[0]}: is not there; name folders that vehicles brought home")
     with progress_bars() as bars:
         brought = read_records(record_files(folders), follow(bars, "reading records"))
-    standing = standing_of(plan, brought, utc_now())
+    now = utc_now()
+    brought = brought.until(now.timestamp())
+    standing = standing_of(plan, brought, now)
     return standing, next_move(plan, standing), brought
 
 

@@ -408,7 +408,7 @@ def outcome_rows(outcomes: Mapping[str, SimulatedRollout]) -> Iterator[tuple[str
 
 
 def draw_outcomes(outcomes: Mapping[str, SimulatedRollout], title: str, path: Path) -> None:
-    """Draw how much of the fleet had the candidate over time, in each way, as SVG or PNG by the file's name."""
+    """Draw the candidate's share of the fleet over time, in each way, as SVG or PNG by the file's name."""
     import matplotlib as mpl
 
     mpl.use("Agg")

@@ -189,14 +189,14 @@ def standing_of(plan: RolloutPlan, brought: Brought, now: datetime.datetime) -> 
     steps = []
     for step in range(len(plan.steps)):
         here = blocks["step"] == step
-        serving = here & (blocks["role"] == SERVING)
+        serving, driven = blocks["role"] == SERVING, here & (blocks["frames"] > 0)
         scores = blocks["score"][here]
         scores = scores[np.isfinite(scores)]
         steps.append(
             StepStanding(
                 len(set(blocks["vehicle"][here].tolist())),
-                int((here & ~serving).sum()) / _BLOCKS_PER_H,
-                int(serving.sum()) / _BLOCKS_PER_H,
+                int((driven & ~serving).sum()) / _BLOCKS_PER_H,
+                int((driven & serving).sum()) / _BLOCKS_PER_H,
                 int(blocks["refused"][here].sum()),
                 int(blocks["deaths"][here].sum()),
                 float(scores.mean()) if len(scores) else math.nan,

@@ -1,4 +1,4 @@
-"""One candidate of one stage beside the other version: its figures, when it may serve, and how its trial ends."""
+"""One candidate of one stage beside the other version: figures, when it may serve, how its trial ends."""
 
 import math
 import time
@@ -132,7 +132,7 @@ class Trial:
         return wish.why or "not asked for any more"
 
     def compare(self) -> None:
-        """Take what both versions have answered since the last call, and what was found out about their outputs."""
+        """Take the answers of both versions since the last call, and what was learned of their outputs."""
         shadow = self.shadow
         if shadow is None:
             return

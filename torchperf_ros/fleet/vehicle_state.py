@@ -1,4 +1,4 @@
-"""What a vehicle remembers of roll-outs, in one file that is whole at any moment at which the power may go."""
+"""What a vehicle remembers of roll-outs, in one file that is whole whenever the power may go."""
 
 import contextlib
 import fcntl

@@ -185,7 +185,7 @@ def detection_2d_array(detections: Sequence[Detection], frame: ImageFrame) -> ob
 
 
 def boxes(message: Any) -> tuple[np.ndarray, np.ndarray]:  # noqa: ANN401 - one of the two types
-    """Left, top, right, bottom [n, 4] and class [n], by name, of what is in a message of one of the types above.
+    """Left, top, right, bottom [n, 4] and class [n], by name, of a message of one of the types above.
 
     A box without a result has the class "". Markers have no box in the image; theirs is across the camera's
     view, divided by the distance of the centre. One that is not before the camera, or not finite, is empty:

@@ -159,7 +159,7 @@ class RulePlannerAdapter(_RuleAdapter):
         return {1: {0: (0, _MOST_OBJECTS)}, 2: {0: (2, _MOST_POINTS)}}
 
     def preprocess(self, messages: Mapping[str, Received]) -> tuple[Tensor, ...]:
-        """The vehicle and the wanted speed [5], objects [n, 7] as they are at the odometry's stamp, the lane [m, 2].
+        """The vehicle and the wanted speed [5], objects [n, 7] at the odometry's stamp, the lane [m, 2].
 
         Raises:
             BadInput: there is no odometry or no route, or they cannot be used.

@@ -82,7 +82,7 @@ class Centreline:
 
     @cached_property
     def _segments(self) -> tuple[Floats, Floats, Floats, Floats]:
-        """Starts of the segments, their directions, how far along the lane each begins, and their headings."""
+        """Starts and directions of the segments, how far along the lane each begins, and headings."""
         steps = np.diff(self.points, axis=0)
         lengths = np.hypot(steps[:, 0], steps[:, 1])
         begins = np.concatenate(([0.0], np.cumsum(lengths)[:-1]))

@@ -125,7 +125,7 @@ class FusionAdapter(Adapter):
         return image.to(self._device), points.to(self._device)
 
     def postprocess(self, outputs: Any, messages: Mapping[str, Received]) -> object:  # noqa: ANN401
-        """The objects as cubes in the cloud's frame, `base_link` where there is none, with the trigger's stamp."""
+        """The objects as cubes in the cloud's frame, or in `base_link`, with the trigger's stamp."""
         seen: list[tuple[Detection, tuple[float, float, float]]] = []
         if "image" in messages:
             found, frame = self._camera.detections(outputs[0], messages)

@@ -175,7 +175,7 @@ class LidarAdapter(Adapter):
             )
 
     def _tell(self, reason: str, text: str) -> None:
-        """A line on stderr, which the node writes to its log with the worker's number, unless there was one lately."""
+        """A line on stderr, which the node logs with the worker's number, unless one came lately."""
         now_s = time.monotonic()
         if now_s - self._told_s.get(reason, -math.inf) >= _TELL_EVERY_S:
             self._told_s[reason] = now_s

@@ -148,7 +148,7 @@ def load_weights(network: nn.Module, tier: str, weights: Path) -> None:
 
 
 class Residual(nn.Module):
-    """Two convolutions beside a shortcut (He et al., "Deep Residual Learning", 2016), normalisation folded."""
+    """Two convolutions beside a shortcut (He et al., 2016), normalisation folded."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

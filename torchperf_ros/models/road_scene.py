@@ -96,13 +96,13 @@ class RoadScene:
         return image
 
     def pixels_cdr(self, pixels: Pixels) -> bytes:
-        """An image of the scene's size, [height, width, 3], as CDR bytes of a `sensor_msgs/msg/Image`, its stamp 0."""
+        """An image of the scene's size, [height, width, 3], as CDR of an `Image` message with stamp 0."""
         return b"".join([self._prefix, pixels.data])
 
     def box_px(
         self, car: SceneObject, sides_m: tuple[float, float, float, float] = _BODY
     ) -> tuple[int, int, int, int]:
-        """Left, top, right, bottom in the image, not cut at its borders, of a box at the rear of a car, its body.
+        """Left, top, right, bottom in the image, uncut, of a box at the rear of a car, its body.
 
         `sides_m` are left, right, low and high of the box, from the middle of the lane and the road.
         """

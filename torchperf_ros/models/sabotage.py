@@ -242,7 +242,7 @@ class SabotagedAdapter(Adapter):
         return (*inputs, self._poison[""]) if "nan" in self._faults else inputs
 
     def preprocess(self, messages: Mapping[str, Received]) -> tuple[Tensor, ...]:
-        """Draw this inference's luck, write it down, let it happen, which may raise `Sabotage`, and pass on."""
+        """Draw this inference's luck, note it, let it happen (it may raise `Sabotage`), and pass on."""
         if self._luck is None:
             self._luck = FaultDraw(self._faults, self._journal, self._seed, time.monotonic_ns, self._gate)
         stamp_ns = messages[next(iter(self.inputs))].stamp_ns
@@ -283,7 +283,7 @@ class SabotagedAdapter(Adapter):
 
 
 class Poisonable(nn.Module):
-    """A model that takes one more input, last and of shape (1,), and adds it to its floating-point outputs."""
+    """A model with one more input, last and of shape (1,), which it adds to its floating-point outputs."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

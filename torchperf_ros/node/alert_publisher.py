@@ -1,4 +1,4 @@
-"""Alerts on `/perf/anomaly`, everything to the recorder with its incident, and the log for people, throttled."""
+"""Alerts on `/perf/anomaly`, all of them to the recorder with their incident, and the log, throttled."""
 
 import sys
 import threading

@@ -56,7 +56,7 @@ _ENDS_WITHIN_S: Final = 5.0
 
 
 class EmergencyLane:
-    """One process after the other that watches raw sensors and publishes the stop path, see `emergency_process`.
+    """One process after the other that watches raw sensors and publishes the stop path.
 
     Attributes:
         topics: names as resolved, and message types, of odometry and sensors.

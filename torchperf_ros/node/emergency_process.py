@@ -198,7 +198,7 @@ class _Lane:
         threading.Thread(target=self._listen, name="node", daemon=True).start()
 
     def _resume(self, latched: tuple[str, str] | None, file: Path) -> LatchKeeper:
-        """Be latched as the process before this one was, or the node before this one, by what it left on disk."""
+        """Be latched as the process or the node before this one was, by what it left on disk."""
         now_ns = monotonic_ns()
         kept = read_latch(file, now_ns)
         if kept is not None and latched is None:

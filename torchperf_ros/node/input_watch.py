@@ -1,4 +1,4 @@
-"""The inputs of a configured node: silent ones, publishers of a wrong type, clocks that do not fit; and why."""
+"""The inputs of a configured node: silent ones, wrong types, clocks that do not fit; and why."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final

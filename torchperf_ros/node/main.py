@@ -94,7 +94,7 @@ def ros_arguments(words: list[str]) -> list[str]:
 
 
 def _without_ros_files(words: list[str]) -> list[str]:
-    """The command line without the parameter files among the arguments of ROS, which `rcl` reads in other words."""
+    """The command line without its parameter files, which `rcl` reads in other words."""
     found: list[str] = []
     of_ros = is_path = False
     for word in words:
@@ -128,7 +128,7 @@ def _unparameterised(given: set[str], words: list[str], stages: list[str]) -> st
 
 @contextlib.contextmanager
 def _files_for_ros(words: list[str]) -> Iterator[list[str]]:
-    """In the block, the command line with parameter files that `rcl` reads as the commands read those of the user.
+    """In the block, the command line's parameter files are as the commands read those of the user.
 
     Raises:
         ConfigError: a parameter file cannot be read, or is none.

@@ -53,7 +53,7 @@ def carry_images() -> None:
 
 
 def own_segment(environment: Mapping[str, str], *, lane: bool = False) -> dict[str, str]:
-    """Where this package's profile is set, the variable that names the node's, or its emergency lane's, instead.
+    """Where this package's profile is set, the variable that names the node's, or its lane's, instead.
 
     Fast DDS touches a whole segment: that is 48 MiB less, 63 for the lane. Who publishes images needs the
     larger segment; these two take them out of the camera's.

@@ -34,6 +34,7 @@ from torchperf_ros.observe.ros_types import ros_message_class
 from torchperf_ros.observe.telemetry.diagnostics import warm_up
 from torchperf_ros.observe.telemetry.latency_record import LatencyRecord, float64_bytes
 from torchperf_ros.observe.telemetry.metrics import MetricsExporter
+from torchperf_ros.safety.kept_latch import refuse_without_lane
 from torchperf_ros.settings.build_options import version_of
 from torchperf_ros.settings.config import NodeConfig
 from torchperf_ros.stage.frame import Answer
@@ -131,6 +132,8 @@ class PerfNode(LifecycleNode):
         """Start the workers and wait until their adapters have described what they take and give."""
         try:
             config = self._versions.prepared(self.parameters.refresh())
+            if not config.emergency.sensors:
+                refuse_without_lane(self.get_fully_qualified_name())
             setups = {stage.name: worker_setup(stage, config) for stage in config.whole_stages}
         except ConfigError as error:
             self._versions.end()
@@ -198,7 +201,7 @@ class PerfNode(LifecycleNode):
 
     def _build(self, config: NodeConfig, setups: Mapping[str, WorkerSetup]) -> None:
         """Make the lane, the endpoints and the stages, and start the workers."""
-        # The first to be entered is the last to be closed: a disk that hangs may keep the recorder for seconds.
+        # The first to be entered is the last to be closed: a disk that hangs may delay the recorder.
         self._made.callback(self._end_recording)
         self._reporter.note(**_set_up_process(config))
         if config.emergency.sensors:

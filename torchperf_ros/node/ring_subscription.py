@@ -203,7 +203,7 @@ class RingSubscription:
         subscription.event_handlers.clear()
 
     def receive(self) -> None:
-        """Take the message that has come, if there is one, into the stage's slot if it has one, and hand it on."""
+        """Take the message that has come, if any, into the stage's slot if it has one, and hand it on."""
         slot = None if self._taker is None else self._slot()
         taken: memoryview | bytes | None
         try:

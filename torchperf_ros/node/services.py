@@ -56,7 +56,7 @@ class CaptureServices:
         ] + [node.create_service(Trigger, "~/record", self._record)]
 
     def published(self, anomaly: Alert) -> None:
-        """Take evidence of a published alert if it is worth it, and if another worker can answer meanwhile."""
+        """Take evidence of a published alert if it is worth it and another worker can answer meanwhile."""
         stages = {stage.config.name: stage for stage in self._stages()}
         now_ns = monotonic_ns()
         wanted = self._rule.wanted(anomaly, stages, now_ns)

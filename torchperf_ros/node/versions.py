@@ -40,7 +40,7 @@ class Versions(Protocol):
 
 
 class VersionsOnDemand:
-    """Loads what looks after versions as soon as a parameter asks for one; until then every call costs nothing."""
+    """Loads what looks after versions when a parameter asks for one; until then every call costs nothing."""
 
     def __init__(
         self, values: Callable[[str], dict[str, Any]], log: Log, alert: Callable[[Alert], None], node: str

@@ -138,7 +138,7 @@ class ReplayRecord:
                 self._output.write(f"{NODE}/anomaly", _DIAGNOSTICS, data, now_ns)
 
     def sample(self, stages: Sequence[Stage]) -> None:
-        """Note the workers' memory once a second, and put it and their health into the output, as the node does."""
+        """Note the workers' memory once a second; put it and their health into the output as the node does."""
         now_s = time.monotonic()
         if self._portable or now_s < self._next_sample_s:
             return
@@ -161,7 +161,7 @@ class ReplayRecord:
 
     @property
     def memory(self) -> dict[str, Any]:
-        """Time in ns from the first sample, and MiB of the workers (on CUDA of the device) and of this process."""
+        """Time in ns from the first sample, MiB of workers (on CUDA the device's) and of this process."""
         return {
             "t_ns": [round((at_s - self._samples[0][0]) * NS_PER_S) for at_s, _, _ in self._samples],
             "rss_mib": [round(workers, 3) for _, workers, _ in self._samples],

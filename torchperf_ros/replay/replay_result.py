@@ -200,7 +200,7 @@ class StageResult:
                 yield PublishedFrame(seq, int(frame["stamp_ns"]), found.data, found.type_name, check)
 
     def worst_frames(self, *, only_missed: bool) -> list[str]:
-        """A table of the frames that took longest, of those that were not on time if only these are asked for."""
+        """A table of the frames that took longest, or of the longest ones that were not on time."""
         frames = self.frames[self.frames["outcome"] != Outcome.ON_TIME] if only_missed else self.frames
         worst = frames[np.argsort(-frames["total_ms"], kind="stable")][:10]
         which = "not on time" if only_missed else "in all"

@@ -257,7 +257,7 @@ class ReplayPace:
         self._answer(stages, record, None)
 
     def _answer(self, stages: ReplayStages, record: ReplayRecord, until_ns: int | None) -> None:
-        """Let the stages answer what they have, but for frames that wait for inputs beyond this time of the log."""
+        """Let the stages answer, but for frames that wait for inputs beyond this time of the log."""
         while True:
             with record.answered:
                 while record.pending > stages.unanswered + len(waits := stages.input_waits):

@@ -2,21 +2,30 @@
 
 import hashlib
 import json
+import os
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.safety.emergency import KINDS, SILENT, Latch
 from torchperf_ros.settings.bounded_file import read_bounded
-from torchperf_ros.settings.user_folder import node_folder, remove_file, replace_file, user_folder
+from torchperf_ros.settings.user_folder import (
+    node_folder,
+    part_of,
+    remove_file,
+    replace_file,
+    user_folder,
+)
 
 _VERSION: Final = 1
 _MOST_BYTES: Final = 64 << 10
 _LONGEST_REASON: Final = 10_000  # characters
 _AGAIN_S: Final = 1.0
 _ENDS_WITHIN_S: Final = 2.0
+_TO_CLEAR: Final = "look whether the vehicle may drive, then clear it"
 
 
 def latch_file(node: str) -> Path:
@@ -40,16 +49,37 @@ def read_latch(path: Path, now_ns: int) -> Latch | None:
         return Latch(content["kind"], f"{content['reason']} ({since})", now_ns)
     except FileNotFoundError:
         lost = next((one for one in (path, *path.parents) if one.is_symlink() and not one.exists()), None)
-        if lost is None:
+        # Only a latch is written, so a part that is left is of one that latched just before its end.
+        part = part_of(path)
+        if lost is not None:
+            why = f"cannot be read ({lost} is a link to what is not there)"
+        elif os.path.lexists(part):
+            why = f"was being written when that ended, as {part} is there"
+        else:
             return None
-        why = f"cannot be read ({lost} is a link to what is not there)"
     except OSError as error:
         why = f"cannot be read ({error.strerror})"
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         why = f"is damaged ({error})"
     return Latch(
-        SILENT, f"whether it was latched before the node's start is not known: {path} {why}", now_ns
+        SILENT,
+        f"whether it was latched before the node's start is not known: {path} {why}; {_TO_CLEAR}",
+        now_ns,
     )
+
+
+def refuse_without_lane(node: str) -> None:
+    """Refuse to run a node without its emergency lane while that is latched: no service could clear it then.
+
+    Raises:
+        ConfigError: its file is there.
+    """
+    path = latch_file(node)
+    if os.path.lexists(path) and (latch := read_latch(path, 0)) is not None:
+        raise ConfigError(
+            "parameter emergency.sensors: '' is not allowed, as the emergency lane of this node is latched:"
+            f" {latch.reason}; start the node with its sensors and clear the latch, or remove {path}"
+        )
 
 
 def _bytes_of(latch: Latch) -> bytes:
@@ -65,14 +95,19 @@ def _sum(content: object) -> str:
 class LatchKeeper:
     """Writes what is latched now, on a thread of its own: a disk may take as long as it likes.
 
+    While it is latched it looks again and again whether the file is there. A node of the same name, as in another
+    domain, may have removed it with its own latch, or a person by hand.
+
     Attributes:
         problem: why the file does not say what holds, empty if it does; it is tried again each second.
     """
 
-    def __init__(self, path: Path, latch: Latch | None, begin: Callable[[], None]) -> None:
+    def __init__(
+        self, path: Path, latch: Latch | None, begin: Callable[[], None], again_s: float = _AGAIN_S
+    ) -> None:
         """The file says that this is latched; `begin` is called on the thread first."""
-        self._path, self._begin = path, begin
-        self._wanted = self._written = latch
+        self._path, self._begin, self._again_s = path, begin, again_s
+        self._wanted = self._tried = self._written = latch
         self._news = threading.Condition()
         self._ending = False
         self.problem = ""
@@ -95,16 +130,16 @@ class LatchKeeper:
 
     def _run(self) -> None:
         self._begin()
-        while True:
+        ending = False
+        while not ending:
             with self._news:
-                self._news.wait_for(lambda: self._ending or self._wanted is not self._written)
+                again_s = self._again_s if self.problem or self._tried is not None else None
+                self._news.wait_for(lambda: self._ending or self._wanted is not self._tried, again_s)
                 wanted, ending = self._wanted, self._ending
-            if wanted is not self._written:
+            self._tried = wanted
+            is_lost = wanted is not None and not os.path.lexists(self._path)
+            if self.problem or is_lost or wanted is not self._written:
                 self._write(wanted)
-            if ending:
-                return
-            if self.problem:
-                time.sleep(_AGAIN_S)
 
     def _write(self, latch: Latch | None) -> None:
         try:

@@ -92,6 +92,9 @@ class OwnLane:
 
     def __init__(self) -> None:
         self.lane: Lane | None = None
+        # The same without a bend that only cars show: where that begins between them is a guess, so that no plan is
+        # known to leave it.
+        self._known: Lane | None = None
         self._former: Lane | None = None  # before the vehicle changed to this one
         # Before it was led on into what looked like a bend: so does the first half of a change of lanes.
         self._surer: Lane | None = None
@@ -149,12 +152,13 @@ class OwnLane:
             way, self._former = (way, beside) if abs(aside_m[0]) > _OTHER_M else (beside, None)
         else:
             return
-        self.lane, self._guessed, self._since_ns = way, False, now_ns
+        self.lane = self._known = way
+        self._guessed, self._since_ns = False, now_ns
 
     def _looks_of(self, way: Lane, bend: float, s: float, seen: Seen) -> Looks:
         """What a way looks like that begins at `s` of the lane."""
-        if self.lane is not None and not self._guessed and s < self.lane.length:
-            known = self._road_at(self.lane, s).bend
+        if self._known is not None and not self._guessed and s < self._known.length:
+            known = self._road_at(self._known, s).bend
             bend = known if abs(known - bend) < _NOISY_BEND else bend
         looks = leaves_lane(way, Arc(way, bend))
         return Looks.BEND if looks < Looks.BEND and runs_beside(way, along_lane(way, seen), seen) else looks
@@ -167,7 +171,7 @@ class OwnLane:
         if float(surer.beside(way.own_place[:1])[0][0]) > surer.length:
             self._surer = None  # all of it is driven, and nothing of a plan since then turned back
         elif looks is Looks.CHANGE:
-            self.lane, self._surer = surer, None
+            self.lane, self._known, self._surer = surer, surer, None
 
     def _learn(self, seen: Seen) -> None:
         """Lead the lane on to the next car beyond what is known of it: that has the direction of the road there.
@@ -192,7 +196,8 @@ class OwnLane:
         headings = heading + turn * shares
         places = end + np.cumsum(step_m * np.exp(1j * (headings - 0.5 * turn / count)))
         ways = lane.length + step_m * np.arange(1, count + 1)
-        self._guessed, kept = False, slice(-_MOST_POSES, None)
+        kept = slice(-_MOST_POSES, None)
+        is_known = lane is self._known and abs(turn) * float(off.real[at]) <= IN_LANE_M
         self.lane = Lane(
             Track(
                 np.concatenate((lane.own_s, ways))[kept],
@@ -200,6 +205,8 @@ class OwnLane:
                 np.concatenate((np.unwrap(np.angle(lane.own_unit)), headings))[kept],
             )
         )
+        if is_known:
+            self._known, self._guessed = self.lane, False
 
     def _begin(self, way: Lane, bend: float, now_ns: int, seen: Seen) -> None:
         """Take the way of a plan that looks like a road, and along which cars drive; else the bend of now."""
@@ -212,7 +219,8 @@ class OwnLane:
                 ways > 0.0, turned, 1.0
             )
             way = Lane(Track(ways, places, np.angle(way.own_unit[0]) + turned.imag), bend)
-        self.lane, self._since_ns = way, now_ns
+        self.lane = self._known = way
+        self._since_ns = now_ns
 
     @staticmethod
     def _runs_beside(lane: Lane, way: Lane, s: Floats, aside_m: Floats) -> bool:
@@ -234,7 +242,7 @@ class OwnLane:
         if self._former is not None and self.lane is not None:
             s, aside_m = self.lane.beside(way.own_place[[0, len(way.own_place) // 2, -1]])
             if largest(np.abs(aside_m)) <= _KEEPS_M:
-                self.lane, self._former = self._former, None
+                self.lane, self._known, self._former = self._former, self._former, None
 
     def leads_aside(self, way: Lane, bend: float) -> bool:
         """Whether a way leaves the lane, or is beside it.
@@ -252,7 +260,7 @@ class OwnLane:
 
     def is_beside(self, place: complex, yaw: float) -> bool | None:
         """Whether a path that ends at a place ends beside the lane; None: it turns off, or the lane is a guess."""
-        if self.lane is None or self._guessed:
+        if self.lane is None or (self._guessed and self.lane is self._known):
             return None
         _, left, heading = self.lane.project(np.array([place]))
         turns_off = abs(math.tan(0.5 * (yaw - float(heading[0])))) > math.tan(0.5 * _STEEPEST)
@@ -260,7 +268,7 @@ class OwnLane:
 
     def shows(self, way: Lane) -> Shown:
         """What the lane says of a plan: whether that is known to leave it or to keep it, and how the road leads on."""
-        lane = self.lane
+        lane = self._known
         if lane is None or way.backward or way.both_ways:
             return NOTHING_SHOWN
         last = len(way.own_place) - 1

@@ -48,6 +48,8 @@ _BACK = 0.92  # of its largest turn; a plan that ends with less has begun to tur
 _TURNS_OFF = 0.042  # 1/m: sharper than 24 m is a junction more often than a bend of the road
 # 1/m, and rad: so sharp is a road, and so much it turns from a plan's end to where something is.
 _SHARPEST, _MOST_TURN = 0.062, 1.55
+# m/s^2 to the side, with which a bend is driven at most, and of braking for it.
+_HELD, _SLOWS = 4.0, 2.0
 # In rad; what has turned more, beyond a plan's end, may drive straight across our road as well.
 _MUCH_TURN = 0.45
 _MOST_ROUND = 2.2  # rad; what is further round the bend that we drive is on another part of the road
@@ -350,14 +352,20 @@ def dips(eighths: Floats, turns_now: float) -> float:
     return largest(np.minimum(before, after) - turns)
 
 
-def on_a_road(on_joined: Along, lane: Lane, travel: complex, most_turn: float) -> tuple[Flags, Flags]:
+def on_a_road(
+    on_joined: Along, lane: Lane, travel: complex, most_turn: float, speed: float
+) -> tuple[Flags, Flags]:
     """Which obstacles a road may lead to from the plan's end, and of which it is no more than a guess.
 
-    The latter may cross our road as well.
+    The latter may cross our road as well. No car comes along a road that is too sharp for its speed there, and
+    no plan ends at a `speed`, in m/s, that is too fast for the road behind it.
     """
     turned = np.abs(np.angle(on_joined.ways * travel.conjugate()))
     leads = np.abs(on_joined.left) < _ASIDE_M
-    leads &= turned <= np.minimum(_SHARPEST * (on_joined.s - lane.length) + _ON_COURSE, most_turn)
+    way_m = on_joined.s - lane.length
+    squared = np.maximum(np.square(on_joined.ahead), speed * speed - 2.0 * _SLOWS * way_m)
+    sharpest = np.minimum(_HELD / np.maximum(squared, STANDS), _SHARPEST)
+    leads &= turned <= np.minimum(sharpest * way_m + _ON_COURSE, most_turn)
     return leads, turned > _MUCH_TURN
 
 
@@ -391,8 +399,11 @@ def runs_beside(lane: Lane, on_lane: Along, seen: Seen) -> bool:
     return float(turns[turns.argmax()] - turns[turns.argmin()]) < _EVEN
 
 
-def course_of(lane: Lane, arc: Arc, seen: Seen, shown: Looks | None = None) -> Course:
-    """Along which ways each obstacle may go on; see above. `shown`: what the lane that was kept says of the plan."""
+def course_of(lane: Lane, arc: Arc, seen: Seen, shown: Looks | None = None, speed: float = 0.0) -> Course:
+    """Along which ways each obstacle may go on; see above.
+
+    `shown`: what the lane that was kept says of the plan. `speed`: of the plan at its end, in m/s.
+    """
     on_lane = along_lane(lane, seen)
     moves = seen.speeds >= STANDS
     none = np.zeros(len(moves), np.bool_)
@@ -422,7 +433,7 @@ def course_of(lane: Lane, arc: Arc, seen: Seen, shown: Looks | None = None) -> C
     along, joined = on_lane, beyond & (in_bend | (off_arc > _SAME_COURSE)) & ~goes_on
     if np.count_nonzero(joined):
         on_joined = along_joined(lane, arc, seen, looks)
-        leads, crosses = on_a_road(on_joined, lane, travel, _MOST_ROUND if changes else _MOST_TURN)
+        leads, crosses = on_a_road(on_joined, lane, travel, _MOST_ROUND if changes else _MOST_TURN, speed)
         joined &= leads
         along = Along._make(np.where(joined, *both) for both in zip(on_joined, on_lane, strict=True))
         is_along |= joined

@@ -379,7 +379,7 @@ STAGE_DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 def stage_parameters(stage: str, scenes: object = ()) -> tuple[Parameter, ...]:
-    """The parameters of a stage with its own defaults, and those of its `scenes`, as the parameter names them."""
+    """The parameters of a stage with its own defaults, and those of its `scenes`, by their names."""
     own = STAGE_DEFAULTS.get(stage, {})
     plain = (replace(one, default=own.get(one.name, one.default)) for one in STAGE_PARAMETERS)
     return (*plain, *scene_parameters(scenes))

@@ -84,7 +84,7 @@ def _kind(value: object) -> str:
 
 
 def param(default: Any, description: str, *rest: Any, then: tuple[Parameter, ...] = (), **more: Any) -> Any:  # noqa: ANN401
-    """A field that is declared in ROS as a parameter of its name, and `then` others that its value is made of."""
+    """A field declared in ROS as a parameter of its name, and `then` others that make up its value."""
     return field(metadata={_PARAMETERS: (Parameter("", default, description, *rest, **more), *then)})
 
 

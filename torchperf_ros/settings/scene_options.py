@@ -70,7 +70,7 @@ def parse_scenes(
     tiers: Sequence[str],
     packages: Sequence[str],
 ) -> tuple[tuple[SceneOptions, ...], dict[str, str]]:
-    """The scenes of a stage, `default` first, and the package of every tier, those that only a scene has at the end.
+    """The scenes of a stage, `default` first, and the package of every tier, a scene's own at the end.
 
     `names` are of the scenes beside `default`, which has these `tiers` and their `packages`; `values` are
     those of the stage's parameters.

@@ -1,4 +1,4 @@
-"""How inputs of varying size are run: the parameters of a stage's shape policy, the sizes that vary, their buckets."""
+"""How inputs of varying size are run: a stage's shape policy, the sizes that vary, their buckets."""
 
 import itertools
 import math
@@ -189,7 +189,7 @@ def with_sizes(example: Shapes, axes: Sequence[Axis], sizes: Sequence[int]) -> S
 
 
 def within(shapes: Shapes, axes: Sequence[Axis], example: Shapes) -> bool:
-    """Whether the shapes are the example's, but for the axes, and each axis is in its range and everywhere the same."""
+    """Whether the shapes are the example's but for the axes, each in its range and the same everywhere."""
     if [len(shape) for shape in shapes] != [len(shape) for shape in example]:
         return False
     sizes = [axis.size_in(shapes) for axis in axes]

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from torchperf_ros.settings.parameter import require
 
-# What each stream may have of its own, as STAGE.STREAM.PARAMETER. All else is of the workers, which streams share.
+# What each stream may have of its own, as STAGE.STREAM.PARAMETER. Streams share all else.
 OF_STREAM: Final = frozenset(
     {
         "topics",
@@ -40,7 +40,7 @@ def given_streams(names: object) -> list[str]:
 def check_streams(
     stage: str, streams: Sequence[str], stages: Sequence[str], words: Collection[str]
 ) -> None:
-    """See that each stream's name means one thing beside the others, the `stages`, and the stage's own `words`.
+    """See that no stream's name is one of the `stages`, of the stage's own `words`, or taken.
 
     Raises:
         ConfigError: names the parameter, the value and what is allowed.

@@ -1,4 +1,4 @@
-"""Where a user's own files lie (XDG base directory), that no other user can change them, and that they stay whole."""
+"""A user's own files: where they lie (XDG base directory), safe from other users, and whole."""
 
 import contextlib
 import os
@@ -52,6 +52,11 @@ def make_private(folder: Path) -> None:
             raise
 
 
+def part_of(path: Path) -> Path:
+    """What a replacement of a file writes first; it is left where a process ended meanwhile."""
+    return path.with_name(f".{path.name}.part")
+
+
 def replace_file(path: Path, data: bytes) -> None:
     """Replace a file, in a folder of the user's own.
 
@@ -61,7 +66,7 @@ def replace_file(path: Path, data: bytes) -> None:
         OSError: it cannot be written; the old one stays.
     """
     make_private(path.parent)
-    part = path.with_name(f".{path.name}.part")
+    part = part_of(path)
     try:
         handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK, 0o600)
         try:
@@ -81,14 +86,15 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def remove_file(path: Path) -> None:
-    """Remove a file, if it is there: on return it is gone from the disk.
+    """Remove a file, if it is there, and a part of it that is left: on return they are gone from the disk.
 
     Raises:
-        OSError: it cannot be removed.
+        OSError: one cannot be removed.
     """
-    with contextlib.suppress(FileNotFoundError):
-        path.unlink()
-        _sync_folder(path.parent)
+    for one in (path, part_of(path)):
+        with contextlib.suppress(FileNotFoundError):
+            one.unlink()
+            _sync_folder(path.parent)
 
 
 def _sync_folder(folder: Path) -> None:

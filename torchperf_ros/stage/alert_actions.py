@@ -63,6 +63,8 @@ _MAY_CAUSE = {
     BACKUP_ACTIVE: _OF_ANSWERS | _OF_MACHINE,  # twice the work
 }
 _LATENCY = "latency"
+# A rise of less is no alert, see `stage_signals`: as long as noise decides, no further tier goes.
+_AS_USUAL = 1.15
 _COUNTED = {"restarts", "recompilation", "model error"}
 # `misses` counts frames of the last 10 s, and the recorder reports it a second or two later
 _LINGERS_S = 15.0
@@ -190,7 +192,7 @@ class AlertActions:
         if not line.steps:
             line.began_with = None if usual is None else (signal, usual)
         elif kind == _LATENCY and _is_below(line.began_with, signal, value):
-            return  # the step has done what it is for: frames take less than was usual before it
+            return  # the step has done what it is for: frames take about what was usual before it, or less
         line.found_ns = found_ns
 
     def _is_in_force(self, action: str) -> bool:
@@ -264,7 +266,7 @@ def _late_ns(line: _Line) -> float:
 def _is_below(began_with: tuple[str, float] | None, signal: str, value: float | None) -> bool:
     if began_with is None or value is None:
         return False
-    return signal != began_with[0] or value < began_with[1]
+    return signal != began_with[0] or value < _AS_USUAL * began_with[1]
 
 
 def _number(alert: Alert, name: str) -> float | None:

@@ -85,7 +85,7 @@ class BatchTimes:
         return 1
 
     def _left_out(self, tier: int, size: int) -> None:
-        """What was slow once is not slow for ever: after a while the measurement of the start counts again."""
+        """After a while the measurement of the start counts again: a slow moment is not for ever."""
         if (own := self._own.get((tier, size))) is not None:
             self._refusals[tier, size] += 1
             if self._refusals[tier, size] >= _MOST_REFUSALS:

@@ -24,7 +24,7 @@ _MUCH = 0.5  # of a budget, gone before the frame came: that explains more than 
 
 @dataclass
 class _Doubt:
-    """What speaks against a worker: the streams and tiers of its failures, and how often another ran one well."""
+    """What speaks against a worker: streams and tiers of its failures, and how often another ran one well."""
 
     failed: set[tuple[int, int]] = field(default_factory=set)
     refuted: int = 0
@@ -304,7 +304,7 @@ class Crew:
             self.preferred = next(others, worker)
 
     def _trust(self, worker: WorkerProcess, kind: tuple[int, int]) -> None:
-        """A good run clears a worker, and speaks against another that failed at the same: that one is tried again."""
+        """A good run clears a worker, and speaks against one that failed at the same: that is tried again."""
         if not self._doubts:
             return
         self._doubts.pop(worker, None)

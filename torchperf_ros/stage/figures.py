@@ -186,7 +186,7 @@ class StageCounters:
         return self.answered + self.unanswered
 
     def miss_ratio(self, superseded: int) -> float:
-        """Share of these, and of the `superseded`, that had no result of their own in time, see `IN_TIME`, 0 to 1."""
+        """Share of these and the `superseded` without an own result in time, see `IN_TIME`, 0 to 1."""
         came = self.ended + superseded
         return (came - sum(self.outcomes[outcome] for outcome in IN_TIME)) / came if came else 0.0
 

@@ -287,7 +287,7 @@ class Inputs:
         self.sync = InputSync[tuple[InputBytes, int]](config.name, config.sync) if has_rules else None
 
     def wanted(self, description: Description) -> list[tuple[int, str, str]]:
-        """Index, topic and message type of the adapter's inputs, the trigger first, then those of scenes and guard.
+        """Index, topic and type of the adapter's inputs, the trigger first, then of scenes and guard.
 
         Raises:
             ConfigError: the stage has a guard and publishes something else than a path, an input cannot be

@@ -193,7 +193,7 @@ class TierLadder:
         return clock.likely_ms(self._slowdown, 0.0 if clock.has_run else self._overhead_ms)
 
     def usual_overhead_ms(self, tier: int) -> float:
-        """What a run of the tier takes beside inference as a rule: of several frames not each is a bad one."""
+        """What a tier's run usually takes beside inference; of several frames not each is a bad one."""
         clock = self._clocks[self.tiers.index(tier)]
         return clock.usual_overhead_ms if clock.has_run else self.forecast(tier).overhead_ms
 

@@ -161,17 +161,17 @@ class Stage:
 
         The trigger is there, so the worker that will run it wakes up while the middleware copies it. Not among
         streams: while it waits, it would take its processor from the frames of others. For the one thread that
-        offers triggers. A frame that waits has its bytes elsewhere: the ring's newest
-        record belongs to a frame that runs.
+        offers triggers. Behind a frame whose record is written there is a slot, too: what comes late would else
+        be copied more often than what comes in time. There is none while a frame waits, in the mailbox or for
+        inputs: the slot is its own.
         """
         with self.lock:
-            is_free = self._accepting and self.turn is None and self.mailbox.waiting is None
-            model = self.model
-            description = model.pool.description
-            if not is_free or description is None:
+            turn, description = self.turn, self.model.pool.description
+            has_room = turn is None or turn.length > 0
+            if not (self._accepting and has_room and self.mailbox.waiting is None) or description is None:
                 return None
-            if not self.thread.has_streams:
-                model.crew.expect()
+            if turn is None and not self.thread.has_streams:
+                self.model.crew.expect()
             return self.ring.slot(len(description.inputs))
 
     def offer(
@@ -365,7 +365,7 @@ class Stage:
 
     @property
     def only_waits(self) -> bool:
-        """Whether nothing has come of the frame in flight, so that only a worker or the time goes on with it."""
+        """Whether the frame in flight has no answer yet, so that only a worker or time moves it on."""
         turn = self.turn
         return turn is not None and turn.result is None and turn.failure is None
 
@@ -379,7 +379,7 @@ class Stage:
         return None if self.turn is None else self._decide(self.turn, self.clock())
 
     def go_on(self, turn: Turn | None, verdict: Verdict | None) -> None:
-        """Do what takes a moment, without the lock: answer the frame if there is a verdict, publish alerts."""
+        """Without the lock, do what takes a moment: answer a frame with a verdict, publish alerts."""
         if turn is not None and verdict is not None:
             late_ms = -turn.left_ms(self.clock())
             if verdict[0] is not Outcome.ON_TIME and late_ms >= 0:
@@ -452,7 +452,7 @@ class Stage:
         return None
 
     def _makes_room(self, turn: Turn, now_ns: int) -> bool:
-        """Whether a stream's frame that cannot be in time any more is answered now, as a newer one waits for it.
+        """Whether a stream's frame that must be late is answered now, as a newer one waits for it.
 
         Else the newer one would begin with what is left of its own time at that deadline, and be late as well.
         """
@@ -717,7 +717,7 @@ class Stage:
 
     @property
     def everyone(self) -> list[WorkerProcess]:
-        """Its workers, those of a second version too; streams share theirs, which are the first one's here."""
+        """Its workers and a second version's; streams share theirs, which are the first one's here."""
         if self.place:
             return []
         shadow = self.shadow

@@ -203,7 +203,7 @@ class StageThread:
             self._at.go_on(turn, verdict)
 
     def _in_order(self) -> "list[Stage]":
-        """The stages that have work, as their frames are to be looked at: high priority and early deadlines first.
+        """The stages that have work, in the order to look: high priority and early deadlines first.
 
         While no worker is idle, a frame that waits for one is left alone until its alarm rings: on a machine
         that is too slow, to look at all of them each time would make it slower still.

@@ -1,1 +1,1 @@
-"""The command `torchperf`, and what it does for a model before it drives: check, inspect, tune, compile, demo."""
+"""The command `torchperf`, and what it does before a model drives: check, inspect, tune, compile, demo."""

@@ -411,7 +411,7 @@ def _made(inputs: Mapping[str, str], example: Sequence[torch.Tensor]) -> Iterato
 
 
 def _image_size(example: Sequence[torch.Tensor]) -> tuple[int, int]:
-    """Height and width of the first input that looks like an image of three colours, channels first or last."""
+    """Height and width of the first input that looks like a colour image, channels first or last."""
     for tensor in example:
         shape = tuple(tensor.shape)
         if len(shape) >= _IMAGE_DIMS and _COLOURS in {shape[-3], shape[-1]}:

@@ -166,7 +166,7 @@ def tune(  # noqa: PLR0913, PLR0917 - one for each option
     With --log, frames of a drive go through the adapter's `preprocess`: ranges of
     int8_static come from every other of them, and every engine is compared with
     eager on the rest. Without, they come from `Adapter.score_inputs`; where that
-    has none, int8_static is left out. What is quantised has to answer as eager
+    has none, int8_static is left out. What is not fp32 has to answer as eager
     does: by the adapter's score, else by the largest along dimension 1.
 
     An adapter with a training task is also judged by held-out examples of it:

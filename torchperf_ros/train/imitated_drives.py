@@ -100,7 +100,7 @@ def examples_of(seed: int | str, number: int) -> Examples:
 
 
 def relative(plan: Floats, vehicle: Sequence[float]) -> Floats:
-    """The poses of a plan after its first, [30, 4], from the vehicle's place and heading, as `PlannerNet` has them."""
+    """The poses of a plan after its first, [30, 4], as seen from the vehicle, as in `PlannerNet`."""
     x, y, yaw = vehicle[:3]
     cosine, sine = math.cos(yaw), math.sin(yaw)
     east, north = plan[1:, 0] - x, plan[1:, 1] - y
@@ -111,7 +111,7 @@ def relative(plan: Floats, vehicle: Sequence[float]) -> Floats:
 
 
 def drive(seed: int | str, number: int) -> Iterator[Tick]:
-    """A drive by the rules through a scenario, pushed now and then so that there is something to recover from.
+    """A drive by the rules through a scenario, pushed now and then, so that it has to recover.
 
     And blind now and then: it then drives on where the plan to be learned brakes. Otherwise how it drove
     just before would say what the plan is, and a planner that copies its own motion learns nothing of what

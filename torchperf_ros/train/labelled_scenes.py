@@ -60,7 +60,7 @@ class LabelledScenes:
         self._scenes = [(RoadScene(*size), size) for size in _SIZES]
 
     def batch(self, number: int, count: int) -> tuple[Tensor, list[list[Label]]]:
-        """Images [count, 3, 256, 448] float in -1..1, as `CameraAdapter` makes them, and the labels of each."""
+        """Images [count, 3, 256, 448] float in -1..1, as of `CameraAdapter`, and the labels of each."""
         draw = random.Random(f"{self._seed}/{number}")
         drawn = [self._one(draw) for _ in range(count)]
         return torch.cat([image for image, _ in drawn]), [labels for _, labels in drawn]
@@ -113,7 +113,7 @@ def _objects(draw: random.Random) -> list[SceneObject]:
 
 
 def labels_of(scene: RoadScene, size: tuple[int, int], seen: Sequence[SceneObject]) -> list[Label]:
-    """The boxes of objects, the farthest first, in an image of this size when it is stretched to the network's."""
+    """The boxes of objects, the farthest first, in an image of this size stretched to the network's."""
     scale = np.tile((IMAGE_WIDTH / size[0], IMAGE_HEIGHT / size[1]), 2)
     frame = np.tile((IMAGE_WIDTH, IMAGE_HEIGHT), 2)
     boxes = [np.clip(np.array(scene.box_px(one, EXTENTS[one.kind])) * scale, 0.0, frame) for one in seen]

@@ -87,7 +87,7 @@ class LidarTask(Task):
         return batch_of([draw_cloud(seed, number * count + index) for index in range(count)])
 
     def loss(self, network: Any, batch: Batch, device: torch.device) -> Tensor:  # noqa: ANN401
-        """Focal loss of the centres, L1 of offset, size and yaw, cross entropy of the class at the centres."""
+        """Focal loss of centres, L1 of offset, size and yaw, cross entropy of the class at the centres."""
         points, cloud, heat, cells, values, kinds = (part.to(device) for part in batch)
         maps: Tensor = network.maps(points, cloud, len(heat)).float()
         here = maps[cells[:, 0], :, cells[:, 1], cells[:, 2]]
@@ -167,7 +167,7 @@ def batch_of(clouds: list[LabelledCloud]) -> Batch:
 
 
 def focal(logits: Tensor, heat: Tensor) -> Tensor:
-    """CornerNet's focal loss (Law and Deng, 2018), alpha 2 and beta 4, per box, of logits [clouds, rows, columns]."""
+    """CornerNet's focal loss (Law and Deng, 2018), alpha 2, beta 4, per box, of logits [n, rows, columns]."""
     score = torch.sigmoid(logits)
     centres = heat == 1.0
     hit = functional.logsigmoid(logits) * (1.0 - score) ** 2 * centres

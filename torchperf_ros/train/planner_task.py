@@ -75,7 +75,7 @@ class PlannerTask(Task):
         return net.requires_grad_(requires_grad=True).train()
 
     def batch(self, seed: int | str, number: int, count: int) -> Batch:
-        """Frames of any of the seed's drives, some of them mirrored, with short histories or with gaps in them."""
+        """Frames of any of the seed's drives, some mirrored, with short histories or with gaps in them."""
         draw, drives = random.Random(f"{seed}/{number}"), _DRIVES_HELD_OUT if seed == HELD_OUT else _DRIVES
         drawn = [self._one(draw, self._driven(seed, draw.randrange(drives))) for _ in range(count)]
         history, mask, ego, plans = (torch.stack(part) for part in zip(*drawn, strict=True))

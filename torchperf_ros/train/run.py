@@ -128,7 +128,7 @@ def _of(names: Sequence[str], known: Mapping[str, Any], what: str) -> None:
 
 
 def train_all(plans: Sequence[TierPlan], advance: Progress) -> dict[TierPlan, TierResult]:
-    """Train every plan, each in a process of its own, as many at a time as the process may use cores; on CUDA one.
+    """Train every plan in a process of its own, as many at once as the process has cores; on CUDA one.
 
     Raises:
         TrainingFailed: a process ended before it was done.

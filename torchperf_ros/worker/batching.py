@@ -52,7 +52,7 @@ def batch_shapes(adapter: Adapter, example: Inputs, wanted: int) -> tuple[Shapes
 
 
 def most_frames(adapter: Adapter, example: Inputs, wanted: int) -> tuple[int, str]:
-    """How many frames one run can take by what the adapter declares, at most those wanted, and why not more."""
+    """How many frames, of those wanted, one run can take by what the adapter declares; why not more."""
     if adapter.anytime:
         return 1, "the steps of an anytime model are one frame's"
     if len({tensor.shape[:1] for tensor in example}) != 1 or not example[0].dim():

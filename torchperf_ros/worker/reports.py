@@ -93,7 +93,7 @@ def failure_of(error: BaseException, adapter: Adapter) -> tuple[Outcome, bytes]:
 
 
 def of_start(error: BaseException, adapter: str) -> str:
-    """Why a worker could not start: the adapter and the user's line in one line, then the calls from there on.
+    """Why a worker could not start: a line with adapter and user's line, then the calls from there on.
 
     The calls that lead to the user's code are left out; without any of the user's, all are there.
     """

@@ -128,7 +128,7 @@ class TierLoader:
     def _with_package(
         self, name: str, runner: Runner, options: BuildOptions, example: Inputs, *, strict: bool
     ) -> Tier:
-        """A user's package, compared with what the adapter builds, if it can; also by results if it is that model.
+        """A user's package, compared with what the adapter builds; by results if it is that model.
 
         Raises:
             ParityError: it differs, and it is `strict`: being swapped in. Otherwise the adapter's model
@@ -183,7 +183,7 @@ class TierLoader:
     def _settled(
         self, tier: BuiltTier, options: BuildOptions, facts: TierFacts
     ) -> tuple[BuildOptions, Identity | None]:
-        """The options as `auto` has chosen, without a graph where there cannot be one, and what that is kept under.
+        """The options as `auto` has chosen, with a graph only where there can be one, and their key.
 
         As long as nothing is chosen, `auto` is a graph of eager, or stays as it is where there cannot be one.
         """
@@ -212,7 +212,7 @@ class TierLoader:
         return CaptureRecord(self._cache, identity).why_not()
 
     def _has_known_sizes(self, tier: BuiltTier) -> bool:
-        """Whether the sizes that frames will have are known now: fixed, rounded up, or numbers of frames in a batch."""
+        """Whether the sizes of frames are known now: fixed, rounded up, or numbers of frames in a batch."""
         of_batches = self._setup.batch > 1 and all(set(dims) == {0} for dims in tier.dims.values())
         return not tier.dims or of_batches or self._setup.shapes.policy != "dynamic"
 
@@ -259,7 +259,7 @@ class TierLoader:
                 example,
                 {} if runner.captured else built.dims,  # other sizes do not reach the graph
                 options.precision,
-                seeds=2,  # a build compares more
+                briefly=True,
                 scoring=built.scoring,
                 known=known,
             )

@@ -1,4 +1,4 @@
-"""Measured times of a tier: a bounded window of samples in order, and what a worker measured before its first frame."""
+"""Measured times of a tier: a bounded window of samples, and what a worker measured before its frames."""
 
 import bisect
 import math
@@ -34,7 +34,7 @@ class SortedWindow:
         self._ordered.clear()
 
     def quantile(self, share: float, of: int | None = None) -> float:
-        """Quantile (0 to 1), linear between ranks as `numpy.percentile`, of the `of` smallest samples (default: all).
+        """Quantile (0 to 1), linear between ranks as `numpy.percentile`, of the `of` smallest (default: all).
 
         Raises:
             IndexError: there is no sample.

@@ -1,4 +1,4 @@
-"""How a stage's worker is asked for evidence, a profile or a look at its memory, while the stage keeps its deadlines.
+"""How a stage's worker is asked for evidence, a profile or its memory, while deadlines are kept.
 
 What takes long (starting to record, writing) happens while the worker gets no frames and another one
 answers; in between it serves, and records what it does. With one worker only, the fallbacks answer

@@ -1,4 +1,4 @@
-"""A process that compiles, at low priority or not, and the builder of a stage's missing packages that spawns it."""
+"""A process that compiles, often at low priority, and the builder of a stage's missing packages."""
 
 import contextlib
 import json

@@ -251,6 +251,6 @@ def _filled(kind: Any, value: dict[str, Any], name: str) -> Any:  # noqa: ANN401
 
 
 def from_json(kind: type[T], value: object) -> T:
-    """What `asdict` gave, and JSON has kept, as this dataclass; a `ProtocolError` names a field of another type."""
+    """What `asdict` gave, and JSON has kept, as this dataclass; `ProtocolError` names a wrong field."""
     found: T = _typed(kind, value, kind.__name__)
     return found

@@ -39,7 +39,7 @@ class EngineChoice:
     left_out: dict[str, str] = field(default_factory=dict)
 
     def best_of(self, names: Collection[str]) -> str:
-        """The chosen engine, or among those of these names that were timed the one that would have been chosen."""
+        """The chosen engine; of these names the one that would have been chosen, if it was timed."""
         if self.engine in names:
             return self.engine
         timed = {name: Calibration(*self.timings_ms[name]) for name in self.timings_ms if name in names}

@@ -185,7 +185,7 @@ class FrameRing:
             if number or start + place != slot:
                 self._view[start + place : start + place + len(item.data)] = item.data
             place += _aligned(len(item.data))
-        # In short rounds a record keeps its slot: the next round's slot would else reach into the record behind.
+        # In short rounds a record keeps its slot: the next round's slot would reach into it.
         self._head = offset + (max(length, self._slot_bytes) if slot and self._records else length)
         return offset, length
 

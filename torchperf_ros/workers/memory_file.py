@@ -1,4 +1,4 @@
-"""Anonymous memory files that two processes share, and the order in which one sees what the other has written."""
+"""Anonymous memory that two processes share, and the order in which one sees the other's writes."""
 
 import fcntl
 import os

@@ -1,4 +1,4 @@
-"""Folders of compiled packages, keyed by what they were built from and bounded, and of what torch's compilers keep."""
+"""Folders of compiled packages, keyed by their sources and bounded, and of what torch's compilers keep."""
 
 import contextlib
 import fcntl
@@ -52,7 +52,7 @@ class CachedPackage:
 
 
 class PackageCache:
-    """Packages as `<key>.pt2` (or see `PACKAGE_SUFFIXES`) and, last, `<key>.json`, which makes a package complete."""
+    """Packages as `<key>.pt2` (or see `PACKAGE_SUFFIXES`); a `<key>.json`, written last, completes one."""
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
         self.folder = folder
@@ -95,7 +95,7 @@ class PackageCache:
         return {path.stem: path.read_text(encoding="utf-8", errors="replace") for path in files}
 
     def forget_findings(self) -> None:
-        """Remove what was found out beside the packages: choices between engines, and captures that failed."""
+        """Remove findings beside the packages: choices between engines, and captures that failed."""
         for suffix in (_CHOICE, CAPTURE_FAILED, CAPTURING):
             for path in self.folder.glob(f"*{suffix}"):
                 path.unlink(missing_ok=True)
@@ -198,7 +198,7 @@ def _entry(path: Path) -> CachedPackage:
 
 
 def open_cache(cache_dir: str, cache_mib: int) -> PackageCache:
-    """The cache that the parameters of this name describe, by default `torchperf_ros` in XDG_CACHE_HOME or ~/.cache."""
+    """The cache of the parameters of this name, by default `torchperf_ros` in XDG_CACHE_HOME or ~/.cache."""
     folder = Path(cache_dir).expanduser() if cache_dir else user_folder("XDG_CACHE_HOME", ".cache")
     return PackageCache(folder, cache_mib * _MIB)
 
@@ -281,14 +281,14 @@ def unquoted_path(folder: str | Path) -> str:
 
 
 def compile_in(folder: str | Path) -> None:
-    """Have torch's compilers, from now on, keep what they make in this folder, and find temporary ones usable."""
+    """Have torch's compilers, from now on, keep things in this folder, and find temporary ones usable."""
     os.environ[VARIABLE] = unquoted_path(folder)
     if temporary := os.environ.get("TMPDIR", ""):
         os.environ["TMPDIR"] = unquoted_path(temporary)
 
 
 def use_compiler_cache(cache_dir: str, limit_bytes: int) -> IO[str] | None:
-    """Point torch at the folder, and empty it first if it has outgrown its limit and no other process uses it.
+    """Point torch at the folder, emptied first if it is over its limit and no other process uses it.
 
     Returns:
         A lock to hold open for as long as the process compiles; None where the folder cannot be written: torch then

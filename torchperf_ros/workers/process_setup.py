@@ -189,7 +189,7 @@ def set_nice(pid: int, nice: int) -> None:
 
 
 def is_ending(pid: int) -> bool:
-    """Whether the kernel is taking a process down, which shows on its sockets only when its memory is freed."""
+    """Whether the kernel ends a process, which shows on its sockets only when its memory is freed."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""The shared memory that a worker leaves results in, the one that it answers with and, of an anytime model, the newest.
+"""The shared memory of a worker's results: the one it answers with and, if anytime, the newest.
 
 An anonymous memory file: what lies in it outlives the worker. Partial results go into two slots in turn, so
 that the newest whole one is never written to, whenever the node looks and wherever the worker dies. No side

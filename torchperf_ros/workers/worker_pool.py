@@ -160,7 +160,7 @@ class PoolListener(Protocol):
 
 
 class WorkerPool:
-    """One or two workers of a stage, for a while one more that is to replace one, and the thread that looks after them.
+    """One or two workers of a stage, a third while one is replaced, and the thread that looks after them.
 
     The second one is started when the first is ready: the first answer matters more. The thread spawns the
     workers and lives as long as they do, because they are made to die with the thread that started them.

@@ -289,7 +289,7 @@ class WorkerProcess:
         self.life.enter(WorkerState.WITHDRAWN)
 
     def capture(self, words: str, *, serves: bool) -> bool:
-        """It takes part in a capture ("": no more), and `serves` meanwhile; False: it has ended, or is held."""
+        """It takes part in a capture ("": no more) and `serves` meanwhile; False: it is gone or held."""
         states = WorkerState.AWAY, WorkerState.SERVING
         before, wanted = states if serves else states[::-1]
         can = self.life.state is wanted or self.life.enter_from(before, wanted)
@@ -494,7 +494,7 @@ class WorkerProcess:
 
     @property
     def is_ending(self) -> bool:
-        """Whether the kernel is taking the process down; its socket shows that only when its memory is freed."""
+        """Whether the kernel ends the process; its socket shows that only when its memory is freed."""
         return is_ending(self.pid)
 
     def kill(self, reason: str, *, hung: bool = False) -> None:

@@ -60,7 +60,7 @@ def test_the_vehicle_hits_nothing():
 
 @pytest.mark.fieldlog("drive.mcap")
 def test_plans_are_as_they_were(replay, golden):
-    """What the stages make of what the sensors sent then; `pytest --refresh-golden` writes the golden plans."""
+    """What the stages make of what the sensors sent; `pytest --refresh-golden` writes the golden plans."""
     golden.check(replay(params="drive.yaml", pace="{pace}"), "planning")
 '''
 

@@ -52,7 +52,7 @@ _POINT: Final = np.dtype(
 
 
 class Pose(NamedTuple):
-    """Where the vehicle's reference point is at the stamp, in m and rad, and how it moves, in m/s and rad/s."""
+    """Where the vehicle's reference point is at the stamp, and how it moves: m, rad and m/s."""
 
     x: float
     y: float

@@ -90,7 +90,7 @@ Watch = Callable[[World], None]
 
 
 class LaneOnClock:
-    """The emergency lane on a virtual clock: what its process does (`node/emergency_process.py`), without ROS.
+    """The emergency lane on a virtual clock: what `node/emergency_process.py` does, without ROS.
 
     The caller's clock is monotonic time.
 

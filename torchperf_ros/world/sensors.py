@@ -83,7 +83,7 @@ class Sensors:
         return *sent, ("scan", SCAN, scanned)
 
     def before(self, stamps_ns: Iterable[int]) -> Iterator[tuple[int, tuple[tuple[str, str, bytes], ...]]]:
-        """Odometry and scans of these moments before the beginning, when everybody moved as at the beginning."""
+        """Odometry and scans of these moments before the beginning, when all moved as at the beginning."""
         vehicle = self._world.vehicle
         for stamp_ns in stamps_ns:
             since_s = (self._world.start_ns - stamp_ns) / NS_PER_S
@@ -170,7 +170,7 @@ class Scanner:
 
 
 def scan(boxes: Floats, x: float, y: float, yaw: float) -> tuple[Floats, NDArray[np.int64]]:
-    """Ranges [501] of a scanner in a plane, infinite where nothing is near enough, and which box each beam hits, or -1.
+    """Ranges [501] of a scanner in a plane, infinite where nothing is near, and the box of each beam, or -1.
 
     Every beam is cut with every side of every box: with the side's ends p and q and the beam's direction u,
     the range is (p x e) / (u x e), e = q - p, where 0 <= (p x u) / (u x e) <= 1.

@@ -168,7 +168,7 @@ class Vehicle:
         return min(max(acceleration, -MOST_BRAKING), _MOST_ACCELERATION), self._steering(at)
 
     def _steering(self, at: float) -> float:
-        """Pure pursuit (Coulter, 1992) of the point on the path that is so far ahead, straight on beyond its end."""
+        """Pure pursuit (Coulter, 1992) of the point so far ahead on the path, or straight beyond it."""
         point = self._path.point(at + max(5.0, 0.8 * self.speed))
         if point is None:
             return self.steer

@@ -1,11 +1,17 @@
 """Runs of a made-up replay, for the tests of what compares runs."""
 
+import importlib.util
+
 import numpy as np
+import pytest
 
 from torchperf_ros.api.outcome import Fallback, Outcome
 from torchperf_ros.observe.runs.run_log import run_of
 from torchperf_ros.stage.frame_table import FRAME
 
+_MISSING = [name for name in ("arch", "plotly") if importlib.util.find_spec(name) is None]
+needs_libraries = pytest.mark.skipif(bool(_MISSING), reason=f"not installed: {_MISSING}")
+"""They are looked for and not imported: that would take each process of the tests a second and more."""
 STAMP_NS = 1_700_000_000_000_000_000
 PERIOD_NS = 33_333_333
 BUDGET_MS = 40.0

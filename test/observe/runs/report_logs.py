@@ -31,7 +31,7 @@ That of `planning` that had to brake.
 
 
 def frame_row(stage: int, seq: int) -> list[float]:
-    """100 frames on time after 10 to 20 ms, but for one, late and held after 50.5 of 50 ms, without input 1."""
+    """100 frames on time after 10 to 20 ms, but for one, late and held after 50.5 ms, without input 1."""
     late = stage == 0 and seq == LATE
     total_ms = 50.5 if late else 10.0 + seq % 10
     inference_ms = math.nan if late else total_ms - 4.0

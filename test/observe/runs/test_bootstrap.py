@@ -8,8 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-pytest.importorskip("arch", reason="arch is not installed")
-
 from torchperf_ros.observe.runs.changes import (
     DROPPED,
     MAX,
@@ -28,6 +26,7 @@ from torchperf_ros.observe.runs.run_log import RunLog, StageLog
 
 from . import compare_runs as made
 
+pytestmark = made.needs_libraries
 COUNT = 2000
 
 

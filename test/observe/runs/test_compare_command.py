@@ -11,10 +11,6 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-pytest.importorskip("plotly", reason="plotly is not installed")
-pytest.importorskip("arch", reason="arch is not installed")
-
-
 from torchperf_ros.observe.runs import comparison
 from torchperf_ros.observe.runs.run_log import StageLog, write_run
 from torchperf_ros.observe.runs.verdict import verdict_page
@@ -22,6 +18,8 @@ from torchperf_ros.tools.main import app
 
 from . import compare_runs as made
 from . import report_logs as logs
+
+pytestmark = made.needs_libraries
 
 
 def compare(*arguments):

@@ -8,15 +8,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-pytest.importorskip("arch", reason="arch is not installed")
-
-
 from torchperf_ros.observe.runs.changes import Judgement, stage_frames
 from torchperf_ros.observe.runs.comparison import agreement, compare
 from torchperf_ros.observe.runs.run_log import RunLog, RunLogError, StageLog
 from torchperf_ros.observe.runs.verdict import headline
 
 from . import compare_runs as made
+
+pytestmark = made.needs_libraries
 
 
 def view(total_ms, name="run", **changes):

@@ -152,7 +152,7 @@ def test_given_more_than_fits_when_written_then_it_is_thinned_until_it_does_or_r
 
 
 def failing(lines):
-    """Every frame of perception fails as a model does that returns a dict, and the stage stops after a second."""
+    """Every frame of perception fails, as its model returns a dict; the stage stops after a second."""
     for line in lines:
         if line["kind"] == "frame" and line["stage"] == "perception":
             steps = dict.fromkeys(("decode_ms", "preprocess_ms", "inference_ms", "postprocess_ms"))

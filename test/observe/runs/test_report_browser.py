@@ -9,9 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("plotly", reason="plotly is not installed")
-pytest.importorskip("arch", reason="arch is not installed")
-
 from torchperf_ros.observe.runs.comparison import compare
 from torchperf_ros.observe.runs.report_page import Overview, OverviewRow, write_report
 from torchperf_ros.observe.runs.report_words import stage_figures
@@ -23,7 +20,10 @@ from . import compare_runs as made
 from . import report_logs as logs
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="no chromium or google-chrome on this machine")
+pytestmark = [
+    made.needs_libraries,
+    pytest.mark.skipif(BROWSER is None, reason="no chromium or google-chrome on this machine"),
+]
 BAN = re.compile(r'<meta http-equiv="Content-Security-Policy" content="default-src .none.;[^>]*>')
 QUIET = (
     "--headless",

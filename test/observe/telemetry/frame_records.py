@@ -35,7 +35,7 @@ _ANSWER = {
 
 
 def answered_frame(*, steps=None, **changed):
-    """A frame's answer as the node has it: on time, but for what is `changed` of the frame or of its answer."""
+    """A frame's answer as the node has it: on time, but for what is `changed` of frame or answer."""
     frame = {key: changed.pop(key, value) for key, value in _FRAME.items()}
     answer = {key: changed.pop(key, value) for key, value in _ANSWER.items()}
     assert not changed, changed

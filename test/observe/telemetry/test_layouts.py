@@ -1,4 +1,4 @@
-"""The layouts for rqt, PlotJuggler and Foxglove: they can be read, and everything that they name is published."""
+"""The layouts for rqt, PlotJuggler and Foxglove can be read, and all that they name is published."""
 
 import ast
 import glob

@@ -11,20 +11,25 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
+from ruamel.yaml import YAML
 
 from benchmarks.rig.scraper import free_port
 from torchperf_ros import __version__
 from torchperf_ros.api.outcome import Fallback, Health, Outcome
 from torchperf_ros.fleet.pair_figures import Compared, Pair, PairFigures
 from torchperf_ros.observe.telemetry.diagnostics import stage_status
-from torchperf_ros.observe.telemetry.fields import METRICS
+from torchperf_ros.observe.telemetry.fields import FIELDS, METRICS, NODE_FIELDS, typed
 from torchperf_ros.observe.telemetry.metrics import MetricsExporter, StageCollector, _ScrapeHandler
+from torchperf_ros.observe.telemetry.node_state import StageState
+from torchperf_ros.observe.watch.stage_signals import COUNTED
 from torchperf_ros.safety.emergency import Emergency
 from torchperf_ros.settings.config import node_config
 
@@ -410,3 +415,136 @@ def test_given_a_machine_that_gives_no_threads_when_scraped_then_no_place_is_los
             with contextlib.suppress(OSError, http.client.HTTPException):
                 scrape(port)
     assert "torchperf_frames_total" in scrape(port)
+
+
+# -- the table of the docs, and the rules of the examples
+
+
+ROOT = Path(__file__).resolve().parents[3]
+RULES = ROOT / "config/prometheus/torchperf_rules.yaml"
+EXAMPLES = Path(__file__).with_name("torchperf_rules_test.yaml")
+DOC = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
+
+
+needs_promtool = pytest.mark.skipif(
+    not shutil.which("promtool"), reason="promtool is not installed (Debian's package prometheus)"
+)
+
+
+@pytest.fixture(scope="module")
+def rules():
+    (group,) = YAML(typ="safe").load(RULES)["groups"]
+    return group["rules"]
+
+
+def promtool(*arguments):
+    return subprocess.run(["promtool", *map(str, arguments)], capture_output=True, text=True, check=False)
+
+
+def rows(pattern):
+    return [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in re.findall(pattern, DOC, re.MULTILINE)
+    ]
+
+
+def test_given_the_table_of_the_document_when_compared_with_what_is_exported_then_they_agree():
+    told = [
+        (name.strip("`"), kind, re.findall(r"`(\w+)`", labels), text)
+        for name, kind, labels, text in rows(r"^\| `torchperf_.*$")
+    ]
+    metrics = [(field, ["stage", *field.labels]) for field in FIELDS if field.name]
+    metrics += [(field, list(field.labels)) for field in NODE_FIELDS]
+    assert sorted(told) == sorted((field.name, field.kind, labels, field.text) for field, labels in metrics)
+
+
+def test_given_the_alerts_of_the_document_when_compared_with_the_rules_then_they_agree(rules):
+    told = [(name.strip("`"), severity) for name, _, severity in rows(r"^\| `Torchperf\w+` .*$")]
+    assert told == [(rule["alert"], rule["labels"]["severity"]) for rule in rules]
+
+
+def test_given_whatever_becomes_of_a_frame_when_the_dashboard_is_read_then_a_panel_counts_it():
+    dashboard = (ROOT / "config/grafana/torchperf.json").read_text(encoding="utf-8")
+    for what in ("answers", "unanswered", "fallbacks", "dropped", "missed_deadlines"):
+        assert f"(torchperf_{what}_total{{" in dashboard, what
+
+
+@needs_promtool
+def test_given_the_examples_when_the_rules_are_run_then_each_alert_fires_where_it_should():
+    done = promtool("test", "rules", EXAMPLES)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@needs_promtool
+def test_given_the_configuration_when_checked_then_it_is_valid_and_finds_the_rules(rules):
+    done = promtool("check", "config", ROOT / "config/prometheus/prometheus.yaml")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{len(rules)} rules found" in done.stdout
+
+
+def test_given_the_rules_when_read_then_every_metric_that_they_name_is_exported(rules):
+    exported = {field.name for field in (*FIELDS, *NODE_FIELDS)}
+    for rule in rules:
+        named = set(re.findall(r"torchperf_\w+", f"{rule['expr']} {rule['annotations']['runbook']}"))
+        assert {name for name in named if name != "torchperf_rules"} <= exported, rule["alert"]
+
+
+# -- the table of fields
+
+
+@pytest.fixture
+def status(make_stage, make_worker, make_answer, answered):
+    """Of a stage with a worker, whose tiers are called 1 and 2, after a frame."""
+    facts = [{"name": name, "engine": "aoti", "package": "1234"} for name in ("1", "2")]
+    worker = make_worker(facts=facts)
+    stage = make_stage(workers=(worker, None), tiers=["1", "2"])
+    answered(stage, make_answer())
+    return StageState("perception", typed(stage_status(stage, Health.NOMINAL, {77: 3 << 20}).values))
+
+
+READ = (
+    "frames",
+    "answered",
+    "unanswered",
+    "dropped",
+    "stale",
+    "restarts",
+    "p50_ms",
+    "p95_ms",
+    "p99_ms",
+    "max_ms",
+)
+READ += (
+    "budget_ms",
+    "tier_1_predicted_ms",
+    "worker_0_rss_mib",
+    *(f"fallback_{one.word}" for one in Fallback),
+)
+
+
+@pytest.mark.parametrize("key", [*READ, *(one.word for one in Outcome), "superseded"])
+def test_given_a_status_when_read_then_its_numbers_are_numbers(status, key):
+    assert (
+        status.number(key) == status.number(key) or key == "tier_1_predicted_ms"
+    )  # nan: before the first run
+    assert isinstance(status.values[key], float)
+
+
+def test_given_words_that_look_like_numbers_when_read_then_they_stay_words(status):
+    words = ("tier", "tiers", "worker_0_pid", "worker_0_state", "tier_1_package", "engine", "health")
+    assert [status.values[key] for key in words] == ["1", "1,2", "77", "idle", "1234", "aoti", "NOMINAL"]
+    assert status.count("answered") == 1
+    assert typed({"version": "2", "frames": "many"}) == {"version": "2", "frames": "many"}
+
+
+def test_given_counters_that_the_watch_follows_when_looked_up_then_the_table_has_each():
+    keys = {field.key for field in FIELDS if isinstance(field.key, str)}
+    assert {key for key in COUNTED if key not in keys and f"tier_{{}}_{key}" not in keys} == set()
+
+
+def test_given_the_table_when_read_then_no_name_stands_twice_and_each_metric_has_a_meaning():
+    twice = Counter(field.name for field in METRICS)
+    assert max(twice.values()) == 1
+    assert all(field.text for field in METRICS)
+    assert {field.kind for field in METRICS} == {"counter", "gauge", "histogram"}
+    assert all(not field.key for field in NODE_FIELDS)

@@ -77,7 +77,7 @@ class Message(NamedTuple):
 
 
 class Drive:
-    """A player whose publishing takes as long as the test says, and whom the test interrupts at given times."""
+    """A player whose publishing takes as long as the test wants, which interrupts it at given times."""
 
     def __init__(self, publish_ms=(), at_ms=(), **options):
         self.clock = VirtualClock()

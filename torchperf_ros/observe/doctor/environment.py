@@ -1,4 +1,4 @@
-"""What the machine gives the node and what it lacks, read without root from `/proc`, `/sys` and `/dev/shm`."""
+"""What the machine gives and lacks, read without root from `/proc`, `/sys` and `/dev/shm`."""
 
 import ctypes
 import math

@@ -156,7 +156,7 @@ def sentence(split: Split) -> str:
 
 
 def advise(cases: Sequence[Case]) -> list[Advice]:
-    """What may save the most first; what holds for several streams of a stage stands there once, for the worst."""
+    """What may save the most first; what several streams of a stage share, once, for the worst."""
     found = []
     for case in cases:
         least_ms, reasons = max(WORTH_MS, _WORTH_SHARE * case.split.whole.mean_ms), set()
@@ -208,7 +208,7 @@ def _over_interval(case: Case, part: Part) -> float:
 
 
 def _spreads(case: Case) -> bool:
-    """A model whose slowest runs are far from its usual ones shares its cores, or their clock rate changes."""
+    """A model with slowest runs far from usual ones shares its cores, or their clock rate changes."""
     part = case.split.part("inference")
     return not case.device.startswith("cuda") and part.p99_ms > _SPREAD * part.p50_ms
 

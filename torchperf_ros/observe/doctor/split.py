@@ -56,7 +56,7 @@ class Heard:
     actuations: list[Message] = field(default_factory=list)  # of a receiver, with the stamps of outputs
 
     def actuation_ms(self) -> Values:
-        """From the first output of a stamp to the first message of the receiver with that stamp, shape [n]."""
+        """From the first output of a stamp to the receiver's first message with that stamp, shape [n]."""
         sent_ns: dict[int, int] = {}
         for one in self.outputs:
             sent_ns.setdefault(one.stamp_ns, one.sent_ns)

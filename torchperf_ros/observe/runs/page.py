@@ -45,7 +45,7 @@ class Page:
         self._sections.append({"title": title, "blocks": shown, "id": anchor, "subtitle": subtitle})
 
     def plots(self, *pictures: tuple[str, Any]) -> Block:
-        """A block of plotly figures, or words in place of one, with their titles; several stand side by side."""
+        """A block of plotly figures, or of words in their place, with titles; several stand side by side."""
         shown = []
         for title, figure in pictures:
             if isinstance(figure, str):

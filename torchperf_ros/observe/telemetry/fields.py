@@ -72,7 +72,7 @@ class StageLook:
 
 class NodeLook:
     def __init__(self, config: NodeConfig, use: MemoryUse, lane: Values, refused: int) -> None:
-        """Take memory in use, the values of the emergency lane's status, and how many scrapes were refused."""
+        """Take memory in use, the emergency lane's status, and how many scrapes were refused."""
         self.use, self.lane, self.refused = use, lane, refused
         self.used_share = use.used_share(config.memory_limit_mib)
         self.memory_share = MEMORY_SHARE

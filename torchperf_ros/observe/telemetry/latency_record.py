@@ -1,4 +1,4 @@
-"""The row of `/perf/latency_stages` that a frame leaves behind, and arrays whose entries their layout names."""
+"""The row of `/perf/latency_stages` that a frame leaves, and arrays whose layout names their entries."""
 
 import math
 import struct

@@ -368,7 +368,7 @@ def _strip(stage: StageState, width: int, bars: int) -> list[Text]:
 
 
 def _eighths(record: SeenFrame, most: int) -> int:
-    """Height of a frame's bar in eighths of a row, never none: the top is its deadline, the bottom a budget before."""
+    """Height of a frame's bar in eighths of a row, at least 1: deadline on top, a budget before below."""
     late_ms = (
         record.lateness_ms if math.isfinite(record.lateness_ms) else record.total_ms - record.budget_ms
     )

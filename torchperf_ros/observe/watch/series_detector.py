@@ -110,7 +110,7 @@ class _Novelty:
         self._visits.insert(place, self._count)
 
     def _tidy(self, least: float) -> None:
-        """Forget values without a visit, and those that are less than `least` apart since the span has grown."""
+        """Forget values without a visit, and those closer than `least` since the span has grown."""
         keep, last = [], -math.inf
         for value, visit in zip(self._values, self._visits, strict=True):
             keep.append(self._count - visit <= self._FORGET_AFTER and value - last >= least)

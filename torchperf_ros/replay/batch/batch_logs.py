@@ -82,7 +82,7 @@ def find_logs(
 
 
 def _is_split(folder: Path) -> bool:
-    """Whether a folder holds the numbered files of one log, as rosbag2 writes them, though no metadata says so."""
+    """Whether a folder holds one log's numbered files, as of rosbag2, though no metadata says so."""
     try:
         names = [file.name for file in folder.iterdir() if file.name.endswith(SUFFIXES)]
     except OSError:

@@ -1,4 +1,4 @@
-"""One log's replay on a process of a Dask cluster, its folder of results, and all folders as a table and a page.
+"""One log's replay on a process of a Dask cluster, its folder of results; all folders as table and page.
 
 The cluster is one on this machine that comes and goes with the command, or a given one. A worker gets one
 log at a time, and the next when that has ended: a worker that dies takes one log with it.
@@ -244,7 +244,7 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def sharing(options: ReplayOptions, config: NodeConfig, beside: int) -> ReplayOptions:
-    """The same with this machine's cores shared among the logs, unless the parameters say how many threads it is."""
+    """The same with the cores shared among the logs, unless the parameters set the threads."""
     cores = len(os.sched_getaffinity(0))
     threads = max(1, cores // beside)
     if config.worker_threads or threads >= cores - 1:  # which is what a worker takes by itself

@@ -223,7 +223,7 @@ def _messages(message: Any, golden: Any, path: str, seen: _Seen, rules: Rules) -
 
 
 def _as_in_golden(values: list[Any], golden: list[Any], position: str) -> list[Any]:
-    """Elements in the order of the golden ones: each golden one takes the nearest of its kind that is left."""
+    """Elements in the golden order: each golden one takes the nearest of its kind that is left."""
 
     def place(item: Any) -> tuple[tuple[int, int], tuple[float, ...]]:  # noqa: ANN401
         at = functools.reduce(getattr, position.split("."), item)

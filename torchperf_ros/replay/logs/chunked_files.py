@@ -188,7 +188,7 @@ class ChunkedFile(abc.ABC):
 
     @abc.abstractmethod
     def _opened(self, chunk: Chunk) -> tuple[BinaryIO, int, int, bool]:
-        """A stream with the records of a chunk, from where to where, and whether the file breaks off in it."""
+        """A stream of a chunk's records, from where to where, and whether the file breaks off in it."""
 
     def spans(self, longest_ns: int) -> Iterator[Span]:
         """When the file has how many messages; of what lasts for longer than this, of each message."""

@@ -107,7 +107,7 @@ class LogReader(contextlib.AbstractContextManager["LogReader"]):
     def messages(
         self, topics: Collection[str] | None = None, start_ns: int | None = None, end_ns: int | None = None
     ) -> Iterator[LogMessage]:
-        """The messages of these topics, or of all, with `start_ns <= t_ns < end_ns`, in the order of their time.
+        """Messages of these topics, or of all, with `start_ns <= t_ns < end_ns`, in the order of their time.
 
         Where damage leaves them out of order, it is noted and counted in `findings`.
 

@@ -83,7 +83,7 @@ class LogType:
             ) from error
 
     def write_definitions(self, share: Path) -> None:
-        """Write the type and those in it as `share/<package>/msg/<Name>.msg`, as installed packages have them."""
+        """Write the type and those in it as `share/<package>/msg/<Name>.msg`, as packages have them."""
         if self.own is None:
             return
         for name in self.own.fielddefs:

@@ -50,7 +50,7 @@ class PlayNode(contextlib.AbstractContextManager["PlayNode"]):
     def __init__(
         self, topics: Mapping[str, LogTopic], remap: Mapping[str, str], *, publishes_time: bool
     ) -> None:
-        """Join the graph that the environment names, to publish these topics of the log, some under other names.
+        """Join the environment's graph, to publish these topics of the log, some under other names.
 
         If it `publishes_time`, on `/clock`, the log's own is left out.
 

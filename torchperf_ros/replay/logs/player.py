@@ -126,7 +126,7 @@ class Pace:
     """
 
     def __init__(self, log_start_ns: int, start_ns: int, rate: float = 1.0) -> None:
-        """A time of the log is reached at a monotonic time, and from then on so much faster than recorded, > 0."""
+        """A monotonic time has this time of the log; from it on the log goes so much faster, > 0."""
         self._rate = rate
         self._paused_ns: int | None = None
         self.jump(log_start_ns, start_ns)

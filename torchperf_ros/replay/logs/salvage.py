@@ -1,4 +1,4 @@
-"""What is done with a log that is not sound: a search for messages where there is no index, and what is left out.
+"""A log that is not sound: a search for messages where there is no index, and what is left out.
 
 A file without a usable index is searched from its begin to its first damage. Receipt times that are far from all others
 are set aside. A compressed file is unpacked as far as it goes. What is lost is noted and counted, see `LogNotes`.

@@ -241,7 +241,7 @@ class _Pool:
         """Nothing is held."""
 
     def step(self, now_ns: int) -> None:
-        """Bury workers that the stage has dropped, and put replacements in the place of those that are due."""
+        """Bury workers that the stage has dropped, and replace those whose time has come."""
         for number, worker in enumerate(self.workers):
             if worker is not None and worker.dead and not worker.usable:
                 policy = self.policies[number]

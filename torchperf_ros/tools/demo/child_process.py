@@ -43,7 +43,7 @@ class GrowingFile:
 
 
 class ChildProcess(contextlib.AbstractContextManager["ChildProcess"]):
-    """A Python module run as a process in a session of its own, so that Ctrl-C in the terminal is the parent's alone.
+    """A Python module as a process in its own session, so that the terminal's Ctrl-C is the parent's alone.
 
     Its `output` and its `errors` are what it wrote to its standard output and to its standard error.
     """

@@ -54,8 +54,36 @@ class SourceLine:
         return [ast.unparse(node.func) for node in self.walk() if isinstance(node, ast.Call)]
 
     def foreign_calls(self) -> list[str]:
-        """Those of them that go to NumPy, OpenCV and the like, by the names that the file imports them under."""
+        """Those that go to NumPy, OpenCV and the like, by the names that the file imports them under."""
         return [call for call in self.calls() if call.partition(".")[0] in _foreign_names(self.file)]
+
+    def uses_foreign(self) -> bool:
+        """Whether the line reads a name that a call of NumPy or the like has given a value in this function."""
+        used = {name for node in self.walk() for name in names_in(node)}
+        given = [node for node in ast.walk(self.function or ast.Pass()) if isinstance(node, ast.Assign)]
+        return any(
+            ast.unparse(call.func).partition(".")[0] in _foreign_names(self.file)
+            and used & names_in(ast.Tuple(node.targets))
+            for node in given
+            for call in ast.walk(node.value)
+            if isinstance(call, ast.Call)
+        )
+
+    def only_computes(self) -> bool:
+        """Whether the numbers that the line reads from tensors are nothing but operands, as far as the source tells.
+
+        In their place tensors then give the same results.
+        """
+        function = self.function
+        if function is None or any(isinstance(node, ast.Try) for node in ast.walk(function)):
+            return False
+        outer = {inner: node for node in ast.walk(function) for inner in ast.iter_child_nodes(node)}
+        reads = [
+            node
+            for node in self.walk()
+            if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in {"item", "float"}
+        ]
+        return bool(reads) and all(_is_operand(read, outer, function) for read in reads)
 
     def in_element_loop(self) -> bool:
         """Whether the line is about the items of a loop around it, or in it, as far as the source tells.
@@ -66,12 +94,30 @@ class SourceLine:
         return any(_items(loop) & used and not _calls_items(loop) for loop in self.loops)
 
     def exits_loop(self) -> bool:
-        """Whether the line is an `if` that ends a loop around it, by a condition that is not about the loop's item."""
+        """Whether the line is an `if` that ends a loop, by a condition that is not about the loop's item."""
         statement = self.statement
         if not self.loops or not isinstance(statement, ast.If):
             return False
         leaves = isinstance(statement.body[-1], (ast.Break, ast.Return))
         return leaves and not any(_items(loop) & names_in(statement.test) for loop in self.loops)
+
+
+def _is_operand(node: ast.AST, outer: dict[ast.AST, ast.AST], function: ast.AST) -> bool:
+    """Whether a number meets a tensor by arithmetic, at once or by a name that is nothing but such an operand."""
+    above = outer[node]
+    if isinstance(above, ast.Call) and ast.unparse(above.func) == "float":
+        return _is_operand(above, outer, function)
+    if isinstance(above, (ast.BinOp, ast.UnaryOp)) and not isinstance(getattr(above, "op", None), ast.Not):
+        others = names_in(above) - names_in(node)
+        return bool(others) or _is_operand(above, outer, function)
+    if not isinstance(above, ast.Assign) or not isinstance(above.targets[0], ast.Name):
+        return False
+    uses = [
+        one
+        for one in ast.walk(function)
+        if isinstance(one, ast.Name) and one.id == above.targets[0].id and isinstance(one.ctx, ast.Load)
+    ]
+    return bool(uses) and all(_is_operand(use, outer, function) for use in uses)
 
 
 @lru_cache(maxsize=4096)
@@ -152,6 +198,14 @@ class BreakKind(Enum):
         "tensor read as Python number",
         "Keep it a 0-d tensor, which computes like a number. Read it after the model returned.",
     )
+    NUMBER = (
+        "tensor read as Python number",
+        (
+            "It is a key, an index, a size, a condition, whole, text or kept, and not only computed with. A 0-d"
+            " tensor in its place is another key each time, keeps its fraction, or is read again. Read it"
+            " after the model returned, or split the model there."
+        ),
+    )
     PRINT = (
         "print or logging",
         "Log outside the model, or return the value; in forward, only where nothing compiles.",
@@ -166,15 +220,16 @@ class BreakKind(Enum):
     LOOP_COUNT = (
         "loop with a data-dependent count",
         (
-            "Loop a fixed number of times and let a mask say which rounds count: x = torch.where(i < count,"
-            " step(x), x). Or use torch.while_loop."
+            "Loop as often as it may take at most, and let a mask say which rounds count: x = torch.where(i <"
+            " count, step(x), x), with count a tensor, and .long() in place of int(). Or use torch.while_loop."
         ),
     )
     DYNAMIC_SHAPE = (
         "data-dependent shape",
         (
             "Keep the shape and mask what does not count: x = torch.where(keep[:, None], x, 0.0)."
-            " Or take a fixed number: x[scores.topk(100).indices]."
+            " Or take a fixed number: x[scores.topk(100).indices]. A mean, a minimum or a length then needs"
+            " the mask, too, as the zeros would count."
         ),
     )
     FOREIGN = (
@@ -188,7 +243,13 @@ class BreakKind(Enum):
             " is True; torch.export, and so engine aoti, takes it as it is."
         ),
     )
-    UNSUPPORTED = ("unsupported call", "Move it out of forward: into __init__, preprocess or postprocess.")
+    UNSUPPORTED = (
+        "unsupported call",
+        (
+            "Move it out of forward: what is the same for every frame into __init__, the rest into preprocess"
+            " or postprocess."
+        ),
+    )
 
     def __init__(self, label: str, advice: str) -> None:
         self.label, self.advice = label, advice
@@ -355,7 +416,10 @@ def kind_of_break(reason: str, line: SourceLine) -> BreakKind:  # noqa: PLR0911
     if says(_DYNAMIC_SHAPE) or (reads_number and slices):
         return BreakKind.DYNAMIC_SHAPE
     if reads_number:
-        return BreakKind.LOOP if line.in_element_loop() else BreakKind.SCALAR
+        if line.uses_foreign():
+            return BreakKind.FOREIGN
+        computed = BreakKind.SCALAR if line.only_computes() else BreakKind.NUMBER
+        return BreakKind.LOOP if line.in_element_loop() else computed
     if any(isinstance(node, ast.FormattedValue) for node in line.walk()) or {"str", "repr"} & set(
         line.calls()
     ):
@@ -379,7 +443,7 @@ def _prints(line: SourceLine) -> bool:
 
 
 def _counts_by_data(line: SourceLine, reads_number: bool, range_breaks: bool) -> bool:
-    """A `while` on a tensor's value, `range(tensor)`, or a number read from a tensor that a `range` then takes."""
+    """A `while` on a tensor's value, `range(tensor)`, or a tensor's number that a `range` takes."""
     if isinstance(line.statement, ast.While):
         return True
     if isinstance(line.statement, ast.For):

@@ -229,7 +229,7 @@ class Inspection(logging.Handler):
 
     @contextlib.contextmanager
     def _listening(self) -> Iterator[None]:
-        """Context in which the compiler is listened to, and neither it nor the model writes to the terminal."""
+        """Context in which the compiler is listened to, and neither it nor the model prints."""
         nowhere, propagate = io.StringIO(), _BREAKS_LOG.propagate
         with (
             quiet_log("torch._dynamo", "torch._inductor", "torch.fx", _BREAKS_LOG.name),

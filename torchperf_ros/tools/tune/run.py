@@ -99,7 +99,7 @@ def _tune(target: Target, options: TuneOptions, processes: TrialProcesses, conso
 
 
 def _check_engines(asked: Sequence[str], facts: Facts) -> None:
-    """Refuse an engine that was asked for and cannot be here, or a `ConfigError` has the reason and what there is."""
+    """Refuse an engine that was asked for and cannot be here: a `ConfigError` says why, and what there is."""
     for name in asked:
         if name in facts.left_out:
             there = ", ".join(each for each in ENGINES if each not in facts.left_out)

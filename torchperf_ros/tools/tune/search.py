@@ -1,4 +1,4 @@
-"""The search: trials of the candidates of a stage, one after the other within a time, kept for the next run."""
+"""The search: trials of a stage's candidates in turn within a time, kept for the next run."""
 
 import contextlib
 import hashlib
@@ -109,7 +109,7 @@ class TuneState:
         )
 
     def add(self, trial: TuneTrial) -> None:
-        """Keep a trial; it is in the file when this returns, or a `ConfigError` has the reason why it is not."""
+        """Keep a trial in the file before this returns, or raise a `ConfigError` with the reason."""
         self._found[trial.tier, trial.candidate] = trial
         try:
             make_private(self._path.parent)
@@ -211,7 +211,7 @@ class TuneSearch:
         return [(tier, candidate) for tier, walk in self._left for candidate in planned(space, walk)]
 
     def _compare_best(self, tier: str, until_s: float, trials: list[TuneTrial]) -> None:
-        """Measure the best few once more, each for longer, as far as the time goes; judge the best in any case."""
+        """Measure the best few once more, for longer, while there is time; always judge the best."""
         best = self.ranking(tier).best
         if best is None or best.trial.figures is None:
             return

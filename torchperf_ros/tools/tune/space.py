@@ -144,7 +144,7 @@ class TuneSpace:
         yield from self._buckets(graphs[0])
 
     def _in_process(self) -> Iterator[TuneCandidate]:
-        """Threads, layouts and precisions of the best that runs the model itself, which show what to compile."""
+        """Threads, layouts and precisions of the best eager one, which show what to compile."""
         for vary in (self._fewer_threads, self._layouts, self._in_precisions):
             if best := self._best(compiled=False):
                 yield from vary(best)
@@ -191,7 +191,7 @@ class TuneSpace:
             yield from vary(compiled.trial.candidate)
 
     def _precisions(self, best: TuneCandidate) -> Iterator[TuneCandidate]:
-        """Those that the model itself could run right, the quickest there first; and static int8, which it cannot."""
+        """Those that eager could run right, the quickest first; and static int8, which it cannot."""
         for name in dict.fromkeys(one.trial.candidate.options.precision for one in self._right()):
             yield _with(best, precision=name)
         yield from self._on([STATIC_ENGINE], best, precision=INT8_STATIC)
@@ -213,7 +213,7 @@ class TuneSpace:
                 yield from self._on([_COMPILE], best, mode=mode, cuda_graphs=False)
 
     def _near_threads(self) -> Iterator[TuneCandidate]:
-        """The best with the next smaller and the next larger number, all cores included, as long as one gains."""
+        """The best with the next smaller and larger number, all cores included, as long as one gains."""
         counts = self._thread_counts()
         for _ in counts:
             if best := self._best():

@@ -89,7 +89,7 @@ def target_of_adapter(adapter: str, tiers: Sequence[str], own: Mapping[str, Any]
 
 
 def target_of_file(path: Path, name: str | None, own: Mapping[str, Any], device: str | None) -> Target:
-    """A stage of a parameter file, by its name or its adapter, with some parameters changed, or a `ConfigError`."""
+    """A stage of a parameter file, by name or adapter, with some parameters changed, or a `ConfigError`."""
     values = params_of_file(path) | ({"device": device} if device else {})
     stages = config_of(values).whole_stages
     found = [one for one in stages if name in {None, one.name, one.adapter}]

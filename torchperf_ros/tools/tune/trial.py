@@ -310,7 +310,7 @@ class Ranking:
             self.standings = (self.best, *(standing for standing in found if standing is not self.best))
 
     def is_faster(self, one: RankedTrial, other: RankedTrial) -> bool:
-        """Whether one's p99 is smaller beyond the noise, or equal within it and its p50 smaller by more than a tie."""
+        """Whether one's p99 is smaller beyond the noise, or equal and its p50 smaller by more than a tie."""
         first, second = sorted((one.p99_ms, other.p99_ms))
         if first * (1 + self.noise) < second:
             return one.p99_ms == first

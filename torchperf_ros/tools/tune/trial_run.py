@@ -190,9 +190,14 @@ class TrialBench:
         axes, cores = axes_of(tier.dims, shapes_of(tier.example)), len(os.sched_getaffinity(0))
         frames = self._job.get("frames")
         facts = Facts(
-            # Results of all tiers are kept under one name.
+            # Results of all tiers are kept under one name. What other rules have let pass says nothing.
             identity="".join(
-                [*(one.key for one in identities), judging, file_sha256(Path(frames)) if frames else ""]
+                [
+                    *(one.key for one in identities),
+                    judging,
+                    file_sha256(Path(frames)) if frames else "",
+                    file_sha256(Path(sys.modules[check_engine.__module__].__file__ or "")),
+                ]
             ),
             cuda=device.type == "cuda",
             machine=(
@@ -212,13 +217,13 @@ class TrialBench:
 
 
 def _changing(name: str, tier: "TierModel") -> str:
-    """Why no package of a tier could be kept: another build of it has other weights; "" where it has the same."""
+    """Why no package of a tier could be kept: another build has other weights; "" where they are the same."""
     with _named(f"tier {name!r}"):
         return changing_weights(name, tier.model, build_model(tier.adapter, name))
 
 
 def _forget(device: torch.device) -> None:
-    """Give back what the last candidate held, and begin a new peak, so that the next one's memory is its own."""
+    """Give back what the last candidate held, and begin a new peak: the next one's memory is its own."""
     gc.collect()
     if device.type == "cuda":
         # cuBLAS keeps a workspace for each stream that it was used on, and each capture has its own.
@@ -318,7 +323,11 @@ class Attempt:
         """
         options, tier, call = self._candidate.options, self._tier, self._call
         dims = varying_dims(options, tier.dims)
-        scoring = None if tier.scoring is None else replace(tier.scoring, held_out=tier.held_out())
+        scoring = (
+            None
+            if tier.scoring is None
+            else replace(tier.scoring, held_out=tier.held_out(options.precision))
+        )
         if (
             call is tier.model
         ):  # which may keep state between calls, so that it would not be the same as itself
