@@ -413,7 +413,7 @@ def test_given_what_comes_aslant_from_beyond_a_plans_end_when_no_road_is_known_t
     assert course.straight.all() == crosses
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     own=st.floats(8.0, 28.0),
     other=st.floats(3.0, 28.0),
@@ -429,7 +429,8 @@ def test_given_what_comes_aslant_when_the_road_to_it_is_too_sharp_for_either_the
     )  # we may brake by 2 m/s^2 for a bend beyond the plan
     bend = lateral / squared
     aslant = bend * way_m
-    assume(0.1 < aslant < 0.44 and bend < 0.06)
+    # What drifts by less than 0.34 m/s goes on as the plan does at its end.
+    assume(0.1 < aslant < 0.44 and bend < 0.06 and other * math.sin(aslant) > 0.36)
     lane = Lane(straight_track(own), 0.0)
     chord = 2.0 / bend * math.sin(0.5 * aslant)
     place = lane.own_place[-1] + chord * np.exp(1j * side * 0.5 * aslant)

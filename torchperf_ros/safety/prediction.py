@@ -357,8 +357,8 @@ def on_a_road(
 ) -> tuple[Flags, Flags]:
     """Which obstacles a road may lead to from the plan's end, and of which it is no more than a guess.
 
-    The latter may cross our road as well. No car comes along a road that is too sharp for its speed there, and
-    no plan ends at a `speed`, in m/s, that is too fast for the road behind it.
+    The latter may cross our road as well. A road is not too sharp for how fast an obstacle drives along it, nor for the
+    `speed` in m/s with which the plan ends.
     """
     turned = np.abs(np.angle(on_joined.ways * travel.conjugate()))
     leads = np.abs(on_joined.left) < _ASIDE_M
