@@ -424,3 +424,13 @@ def test_given_frames_when_answers_in_a_reduced_precision_are_those_of_eager_the
     example = (torch.zeros(1, 12, dtype=torch.long),)
     with torch.inference_mode():
         check_engine(model, lambda x: model(x).bfloat16().float(), example, {}, "bf16", scoring=of_frames)
+
+
+def test_given_a_task_that_judges_later_when_single_choices_on_drawn_inputs_differ_then_numbers_decide():
+    model = Classifier().eval()
+    with torch.inference_mode():
+        check_engine(
+            model, lambda x: model(x).bfloat16().float(), IMAGES[2:], {}, "bf16", is_judged_later=True
+        )
+        with pytest.raises(ParityError, match="differ from eager"):
+            check_engine(model, lambda x: model(x) * 0.9, IMAGES[2:], {}, "bf16", is_judged_later=True)

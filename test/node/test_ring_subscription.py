@@ -17,14 +17,7 @@ from rclpy.waitable import NumberOfEntities, Waitable
 from std_msgs.msg import String
 
 from torchperf_ros.node import ring_subscription
-from torchperf_ros.node.ring_subscription import (
-    Receiver,
-    RingSubscription,
-    SerializedTaker,
-    TakeError,
-    TypeSupportTaker,
-    checked_taker,
-)
+from torchperf_ros.node.ring_subscription import Receiver, RingSubscription, TakeError, Taker, checked_taker
 
 from .perf_process import DOMAIN_ID
 
@@ -49,8 +42,7 @@ class Stream:
         self.node, self.memory = node, bytearray(200)
         self.has_slot, self.taken, self.failures = True, [], []
         self.publisher = node.create_publisher(String, topic, qos)
-        own_type = taker.of_type(String)
-        self.subscription = node.create_subscription(own_type, topic, self.take, qos, raw=True)
+        self.subscription = node.create_subscription(String, topic, self.take, qos, raw=True)
         self.own = RingSubscription(node, self.subscription, taker, self.slot, self.failures.append)
 
     def slot(self):
@@ -87,9 +79,9 @@ class Received:
             one.node.destroy_subscription(one.subscription)
 
 
-@pytest.fixture(params=[TypeSupportTaker, SerializedTaker])
-def stream(stranger, request):
-    made = Stream(stranger, request.param())
+@pytest.fixture
+def stream(stranger):
+    made = Stream(stranger, checked_taker(DOMAIN_ID))
     with Received(made):
         yield made
 
@@ -104,24 +96,6 @@ def test_given_a_slot_when_messages_come_then_they_are_in_it_and_else_they_come_
     assert stream.failures == []
 
 
-def test_given_fast_dds_when_checked_then_messages_are_copied_once():
-    assert isinstance(checked_taker(DOMAIN_ID), TypeSupportTaker)
-
-
-def test_given_a_type_support_that_gives_other_bytes_when_checked_then_serialized_messages_are_taken(
-    monkeypatch,
-):
-    monkeypatch.setattr(TypeSupportTaker, "take", lambda *_: b"something else")
-    assert isinstance(checked_taker(DOMAIN_ID), SerializedTaker)
-
-
-def test_given_a_reader_without_a_buffer_beside_it_when_checked_then_serialized_messages_are_taken(
-    monkeypatch,
-):
-    monkeypatch.setattr(ring_subscription, "_NEAR_BYTES", 1)
-    assert isinstance(checked_taker(DOMAIN_ID), SerializedTaker)
-
-
 class Failing:
     """A function of rcl that reports an error."""
 
@@ -129,34 +103,23 @@ class Failing:
         return 1
 
 
-@pytest.mark.parametrize(
-    ("taker", "function", "error"),
-    [
-        (TypeSupportTaker, "rcl_take", "rcl_take returned 1"),
-        (
-            SerializedTaker,
-            "rcl_take_serialized_message",
-            "rcl_take_serialized_message returned 1 and 0 bytes",
-        ),
-    ],
-)
 def test_given_an_error_of_rcl_when_a_message_comes_then_it_is_said_and_those_that_follow_come_by_rclpy(
-    stranger, monkeypatch, taker, function, error
+    stranger, monkeypatch
 ):
     load = ctypes.CDLL
 
     def load_with_an_error(name):
         library = load(name)
         if name == "librcl.so":
-            setattr(library, function, Failing())
+            library.rcl_take_serialized_message = Failing()
         return library
 
     monkeypatch.setattr(ctypes, "CDLL", load_with_an_error)
-    stream = Stream(stranger, taker())
+    stream = Stream(stranger, Taker())
     with Received(stream):
         stream.publisher.publish(String(data="first"))
         assert soon(lambda: stream.failures)
-        assert stream.failures == [error]
+        assert stream.failures == ["rcl_take_serialized_message returned 1 and 0 bytes"]
         # what was not taken is there still
         assert soon(lambda: stream.taken)
         assert stream.tell("by rclpy") == (bytes, False)
@@ -164,7 +127,7 @@ def test_given_an_error_of_rcl_when_a_message_comes_then_it_is_said_and_those_th
 
 
 def test_given_two_triggers_when_one_fails_in_its_stage_then_both_are_received_on(stranger):
-    first, second = (Stream(stranger, TypeSupportTaker()) for _ in range(2))
+    first, second = (Stream(stranger, Taker()) for _ in range(2))
     with Received(first, second) as both:
         first.tell("boom")
         assert soon(lambda: both.failed)
@@ -199,7 +162,7 @@ class Rounds(Waitable):
 
 @pytest.mark.parametrize("reliability", [ReliabilityPolicy.BEST_EFFORT, ReliabilityPolicy.RELIABLE])
 def test_given_a_trigger_when_messages_come_then_the_nodes_executor_sleeps_on(stranger, reliability):
-    stream = Stream(stranger, TypeSupportTaker(), reliability)
+    stream = Stream(stranger, Taker(), reliability)
     executor, rounds = SingleThreadedExecutor(context=stranger.context), Rounds(stranger)
     executor.add_node(stranger)
     with Received(stream):
@@ -232,22 +195,20 @@ def test_given_structs_of_another_layout_when_checked_then_it_is_refused(monkeyp
     )
     monkeypatch.setattr(ring_subscription, "_Array", swapped)
     with pytest.raises(TakeError, match="laid out in another way"):
-        SerializedTaker()
+        Taker()
 
 
-@pytest.mark.parametrize("taker", [TypeSupportTaker, SerializedTaker])
-def test_given_a_library_that_is_not_there_when_checked_then_it_is_refused(monkeypatch, taker):
+def test_given_a_library_that_is_not_there_when_checked_then_it_is_refused(monkeypatch):
     def load(name):
         msg = f"{name}: cannot open shared object file"
         raise OSError(msg)
 
     monkeypatch.setattr(ctypes, "CDLL", load)
     with pytest.raises(TakeError, match="rcl is not found"):
-        taker()
+        Taker()
 
 
 def test_given_messages_that_are_not_taken_as_rclpy_does_when_checked_then_it_is_refused(monkeypatch):
-    for taker in (TypeSupportTaker, SerializedTaker):
-        monkeypatch.setattr(taker, "take", lambda *_: b"something else")
+    monkeypatch.setattr(Taker, "take", lambda *_: b"something else")
     with pytest.raises(TakeError, match="was not taken as rclpy takes it"):
         checked_taker(DOMAIN_ID)

@@ -194,6 +194,28 @@ def test_given_no_arrow_when_an_object_moves_evenly_then_its_velocity_counts_fro
     assert again.no_velocity == 0
 
 
+def ahead(speed, seed, arrays=40, first_m=30.0):
+    """Velocities towards us, array by array, of what is ahead and drives away at a speed, with 0.1 m of noise."""
+    rng, found, along = np.random.default_rng(seed), None, []
+    for number in range(arrays):
+        x, y = rng.normal(0.0, 0.1, 2) + (100.0, 50.0 + first_m + speed * 0.1 * number)
+        found = step(x, 0.1 * number, found, y=y)
+        along.append(-found.seen.velocities[0].imag)
+    return np.array(along)
+
+
+def test_given_noise_when_what_is_ahead_stands_then_it_hardly_ever_seems_to_reverse():
+    towards = np.concatenate([ahead(0.0, seed)[2:] for seed in range(20)])
+    assert np.mean(towards > 1e-6) < 0.1
+
+
+@settings(max_examples=20, deadline=None)
+@given(speed=st.floats(1.5, 8.0), seed=st.integers(0, 1000))
+def test_given_noise_when_anything_ahead_reverses_then_it_is_known_within_a_second(speed, seed):
+    towards = ahead(-speed, seed)
+    assert (towards[10:] > 0.4 * speed).all()
+
+
 @pytest.mark.parametrize(
     ("count", "velocity", "left_out"), [(256, None, 0), (300, None, 44), (300, (0.0, 0.0), 0)]
 )

@@ -150,11 +150,10 @@ class Endpoints:
                 )
         triggers = []
         for source in wiring.from_topics:
-            own_taker = taker if source.index == 0 else None
-            subscription = self._subscribe(source, own_taker)
-            if own_taker is not None:
+            subscription = self._subscribe(source)
+            if taker is not None and source.index == 0:
                 slot = source.stage.slot
-                triggers.append(RingSubscription(self._node, subscription, own_taker, slot, no_taker))
+                triggers.append(RingSubscription(self._node, subscription, taker, slot, no_taker))
         if triggers:
             self._receiver = Receiver(self._node.context, triggers, self._say_failure)
 
@@ -164,7 +163,7 @@ class Endpoints:
             throttle_duration_sec=1.0,
         )
 
-    def _subscribe(self, source: StageInput, taker: Taker | None) -> Subscription:
+    def _subscribe(self, source: StageInput) -> Subscription:
         """A raw subscription: the message stays bytes on its way through the node."""
         best_effort = source.stage.config.input_reliability == "best_effort"
         reliability = ReliabilityPolicy.BEST_EFFORT if best_effort else ReliabilityPolicy.RELIABLE
@@ -172,7 +171,7 @@ class Endpoints:
         is_heard = self._begin_to_hear(source.topic, source.type_name)
         receive = functools.partial(self._hear, source) if is_heard else source.receive
         self.inputs.append(source)
-        return self._take(source.topic, source.type_name, receive, qos, taker)
+        return self._take(source.topic, source.type_name, receive, qos)
 
     def listen(self, topics: Iterable[tuple[str, str]]) -> None:
         """Have messages of these topics, with their types, recorded, where they are not yet."""
@@ -187,16 +186,9 @@ class Endpoints:
         return True
 
     def _take(
-        self,
-        topic: str,
-        type_name: str,
-        receive: Callable[[bytes], None],
-        qos: QoSProfile,
-        taker: Taker | None = None,
+        self, topic: str, type_name: str, receive: Callable[[bytes], None], qos: QoSProfile
     ) -> Subscription:
-        kind = ros_message_class(type_name)
-        own_kind = kind if taker is None else taker.of_type(kind)
-        made = self._node.create_subscription(own_kind, topic, receive, qos, raw=True)
+        made = self._node.create_subscription(ros_message_class(type_name), topic, receive, qos, raw=True)
         self._subscriptions.append(made)
         return made
 

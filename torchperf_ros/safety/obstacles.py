@@ -36,6 +36,7 @@ _UNKNOWN_SIZE_M: Final = 10.0  # of an object whose size cannot be read
 _FASTEST: Final = 100.0  # m/s; a velocity beyond is no road user's
 _STRAY_NS: Final = NS_PER_S  # a stamp so far ahead of the array's others is no time of its own
 _SURE: Final = 0.6  # standard deviations, by which what drives ahead may be slower than it seems
+_REVERSES: Final = 2.0  # standard deviations; what moves by less, ahead, does not come towards us
 _MOVES: Final = 0.8  # standard deviations; what seems to move by less stands
 _NO_ARROW = (0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0)
 
@@ -363,12 +364,13 @@ def _since_s(
 
 
 def _slower(velocities: Complex, unsure: Floats, ahead: Flags, heading: complex) -> Complex:
-    """Velocities on the safe side: what drives ahead of us may be slower, but does not reverse.
+    """Velocities on the safe side: what drives ahead of us may be slower, but reverses only where that is sure.
 
     What moves by no more than noise stands.
     """
     along = (velocities * heading.conjugate()).real
     less = np.where(ahead, np.minimum(_SURE * unsure, np.maximum(along, 0.0)), 0.0)
+    less = np.where(ahead & (along < 0.0) & (np.abs(velocities) < _REVERSES * unsure), along, less)
     return np.where(np.abs(velocities) > _MOVES * unsure, velocities - less * heading, 0.0)
 
 

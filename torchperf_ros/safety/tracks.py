@@ -36,7 +36,7 @@ _KINDS: Final = 3
 _LIVELY: Final = 1
 _TURNS: Final = 2
 _NOISES: Final = np.array([0.01, 4.0, 0.05])  # m^2/s^3, of the velocity: 0.1, 2 and 0.2 m/s in a second
-_JERK: Final = 0.5  # m^2/s^5, of the acceleration that the last kind has
+_JERKS: Final = np.array([0.0, 0.0, 0.5])  # m^2/s^5, of the acceleration that the last kind has
 _MOST_ACCEL: Final = 1.5  # m/s^2, standard deviation of an acceleration of which nothing is known
 _STAYS_S: Final = 2.0  # for which an object keeps to one kind of motion
 _FASTEST: Final = 15.0  # m/s, standard deviation of the velocity of what is seen for the first time
@@ -135,21 +135,18 @@ class Tracks(NamedTuple):
 
 def _led_on(dt: float) -> tuple[Floats, Floats]:
     """How states lead on, and the noise that this adds, of each kind of motion."""
-    leads = np.zeros((_KINDS, 3, 3))
-    leads[:, [0, 1, 2], [0, 1, 2]] = 1.0
-    leads[:, 0, 1] = dt
-    leads[_TURNS, 0, 2], leads[_TURNS, 1, 2] = 0.5 * dt * dt, dt
-    noise = np.zeros((_KINDS, 3, 3))
-    noise[:, 0, 0], noise[:, 1, 1] = _NOISES * (dt**3 / 3.0), _NOISES * dt
-    noise[:, 0, 1] = noise[:, 1, 0] = _NOISES * (0.5 * dt * dt)
-    noise[_TURNS] += _JERK * np.array(
+    leads = np.array(
+        [[[1.0, dt, dt * dt / 2.0 * has], [0.0, 1.0, dt * has], [0.0, 0.0, 1.0]] for has in _JERKS > 0.0]
+    )
+    of_velocity = np.array([[dt**3 / 3.0, dt**2 / 2.0, 0.0], [dt**2 / 2.0, dt, 0.0], [0.0, 0.0, 0.0]])
+    of_acceleration = np.array(
         [
             [dt**5 / 20.0, dt**4 / 8.0, dt**3 / 6.0],
             [dt**4 / 8.0, dt**3 / 3.0, dt**2 / 2.0],
             [dt**3 / 6.0, dt**2 / 2.0, dt],
         ]
     )
-    return leads, noise
+    return leads, _NOISES[:, None, None] * of_velocity + _JERKS[:, None, None] * of_acceleration
 
 
 def _squares(values: Complex) -> Floats:

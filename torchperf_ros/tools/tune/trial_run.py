@@ -141,7 +141,7 @@ class TrialBench:
             began_ns = time.monotonic_ns() - round(job["start_s"] * NS_PER_S)
             attempt = Attempt(tier, candidate, began_ns)
             say("comparing with eager fp32")
-            attempt.compare()
+            attempt.compare(is_judged=bool(job["judged"]))
             say(MEASURING)
             found = attempt.look(job["look_s"], job["seconds"], job["to_beat"])
             if job["judged"] and found.is_near(job["to_beat"]):
@@ -314,8 +314,10 @@ class Attempt:
         self.cold_start_s = (time.monotonic_ns() - started_ns) / NS_PER_S
         self._call, self._captured, self.compile_s = runner.call, runner.captured, runner.compile_s
 
-    def compare(self) -> None:
+    def compare(self, *, is_judged: bool) -> None:
         """Compare its outputs with eager's, and find out whether its shape policy can be used.
+
+        What `is_judged` later, by the adapter's task, is compared by numbers alone.
 
         Raises:
             ParityError: they are too far off.
@@ -335,7 +337,13 @@ class Attempt:
         else:
             drawn = {} if self._captured else dims  # other sizes do not reach the graph
             self.parity = check_engine(
-                tier.model, call, tier.example, drawn, options.precision, scoring=scoring
+                tier.model,
+                call,
+                tier.example,
+                drawn,
+                options.precision,
+                is_judged_later=is_judged,
+                scoring=scoring,
             )
         if self._candidate.in_process and self._candidate.shapes != BUCKET:
             return
