@@ -125,11 +125,8 @@ def test_given_cars_in_a_bend_when_the_first_plan_returns_to_its_line_then_no_la
         now = float(np.interp(speed * at_s, road.s, road.bends))
         way = Lane(Track(T, place, yaw), now)
         looks.append(lane.shows(way).looks)
-        cars = []
-        for ahead_m in (50.0, 75.0, 110.0):
-            car = plans.Car(ahead_m, 3.5, -0.8 * speed)
-            (at,), (heading,) = car.after(road, np.array([at_s]))
-            cars.append((at.real, at.imag, heading, 0.8 * speed))
+        at, headings = road.at(np.array([50.0, 75.0, 110.0]) - 0.8 * speed * at_s, 3.5)
+        cars = zip(at.real, at.imag, headings + math.pi, [0.8 * speed] * 3, strict=True)
         lane.take(way, now, round(at_s * S), seen(*cars), goes_out=True)
     assert Looks.CHANGE not in looks
 

@@ -427,16 +427,14 @@ def test_given_what_comes_aslant_when_the_road_to_it_is_too_sharp_for_either_the
     squared = max(
         own * own - 4.0 * way_m, other * other
     )  # we may brake by 2 m/s^2 for a bend beyond the plan
-    bend = lateral / squared
-    aslant = bend * way_m
+    bend, aslant = lateral / squared, lateral / squared * way_m
     # What drifts by less than 0.34 m/s goes on as the plan does at its end.
     assume(0.1 < aslant < 0.44 and bend < 0.06 and other * math.sin(aslant) > 0.36)
     lane = Lane(straight_track(own), 0.0)
-    chord = 2.0 / bend * math.sin(0.5 * aslant)
-    place = lane.own_place[-1] + chord * np.exp(1j * side * 0.5 * aslant)
+    place = lane.own_place[-1] + 2.0 / bend * math.sin(0.5 * aslant) * np.exp(1j * side * 0.5 * aslant)
     speed = -other * np.exp(1j * side * aslant)
-    seen = seen_of([Box(place.real, place.imag, side * aslant, velocity=(speed.real, speed.imag))])
-    found = course_of(lane, Arc(lane, 0.0), seen, Looks.KEEPS, own)
+    box = Box(place.real, place.imag, side * aslant, velocity=(speed.real, speed.imag))
+    found = course_of(lane, Arc(lane, 0.0), seen_of([box]), Looks.KEEPS, own)
     assert found.joined.all()
     if aslant > 1.05 * (4.0 / squared * way_m + 0.05):
         assert found.straight.all()
