@@ -190,7 +190,7 @@ def _differ(parity: Parity, precision: str, limit: Parity) -> str:
     return f"outputs differ from eager's: {parity}; allowed for {precision}: {limit}"
 
 
-def check_engine(
+def check_engine(  # noqa: PLR0913 - what is compared, and how
     reference: Call,
     candidate: Call,
     example: Inputs,
