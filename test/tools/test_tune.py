@@ -341,7 +341,8 @@ def test_given_an_adapter_when_asked_then_the_facts_are_those_of_all_tiers():
     assert facts.cuda is False
     assert facts.start_s > 0
     assert (facts.tiers, facts_of().tiers) == (("full", "fast"), ("full", "fast"))
-    assert len(facts.identity) == 2 * len(facts_of("full").identity)
+    key = len(facts.identity) - len(facts_of("full").identity)
+    assert len(facts.identity) == 2 * key + 64, "a key of each tier, behind the hash of the rules"
     judged = facts_of("full", "fast", sizes=True, task="hits").identity
     assert judged.removeprefix(facts.identity) not in {"", judged}, "the task's code counts, too"
     assert facts.changing == ""

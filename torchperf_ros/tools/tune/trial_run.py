@@ -193,10 +193,10 @@ class TrialBench:
             # Results of all tiers are kept under one name. What other rules have let pass says nothing.
             identity="".join(
                 [
+                    file_sha256(Path(sys.modules[check_engine.__module__].__file__ or "")),
                     *(one.key for one in identities),
                     judging,
                     file_sha256(Path(frames)) if frames else "",
-                    file_sha256(Path(sys.modules[check_engine.__module__].__file__ or "")),
                 ]
             ),
             cuda=device.type == "cuda",
