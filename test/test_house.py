@@ -31,7 +31,7 @@ STATEMENTS = {
     # Our lane follows a bend that no plan foresaw, and says whether a plan keeps it.
     # A planner that gives up leaves no vehicle beside its lane, and what comes shows the road of a bend.
     # The bend that is driven has the noise of the yaw rates that it comes from.
-    # A latch is written again where its file is removed, and a node without its lane does not start over it.
+    # A latch is written again where its file is removed, and a node without its lane warns of it.
     # Tracks have an acceleration, and what comes aslant may drive straight on.
     "safety": 3740,
     "workers": 2922,

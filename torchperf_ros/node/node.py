@@ -34,7 +34,7 @@ from torchperf_ros.observe.ros_types import ros_message_class
 from torchperf_ros.observe.telemetry.diagnostics import warm_up
 from torchperf_ros.observe.telemetry.latency_record import LatencyRecord, float64_bytes
 from torchperf_ros.observe.telemetry.metrics import MetricsExporter
-from torchperf_ros.safety.kept_latch import refuse_without_lane
+from torchperf_ros.safety.kept_latch import warning_without_lane
 from torchperf_ros.settings.build_options import version_of
 from torchperf_ros.settings.config import NodeConfig
 from torchperf_ros.stage.frame import Answer
@@ -132,13 +132,15 @@ class PerfNode(LifecycleNode):
         """Start the workers and wait until their adapters have described what they take and give."""
         try:
             config = self._versions.prepared(self.parameters.refresh())
-            if not config.emergency.sensors:
-                refuse_without_lane(self.get_fully_qualified_name())
             setups = {stage.name: worker_setup(stage, config) for stage in config.whole_stages}
         except ConfigError as error:
             self._versions.end()
             self.get_logger().error(str(error))
             return _FAILURE
+        if not config.emergency.sensors and (
+            warning := warning_without_lane(self.get_fully_qualified_name())
+        ):
+            self.get_logger().error(warning)
         self._build(config, setups)
         if not self._come_up(config):
             self._tear_down()

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.safety.emergency import KINDS, SILENT, Latch
 from torchperf_ros.settings.bounded_file import read_bounded
 from torchperf_ros.settings.user_folder import (
@@ -68,18 +67,16 @@ def read_latch(path: Path, now_ns: int) -> Latch | None:
     )
 
 
-def refuse_without_lane(node: str) -> None:
-    """Refuse to run a node without its emergency lane while that is latched: no service could clear it then.
-
-    Raises:
-        ConfigError: its file is there.
-    """
+def warning_without_lane(node: str) -> str:
+    """What an operator has to know of a node that starts without its emergency lane while that is latched; or ""."""
     path = latch_file(node)
-    if os.path.lexists(path) and (latch := read_latch(path, 0)) is not None:
-        raise ConfigError(
-            "parameter emergency.sensors: '' is not allowed, as the emergency lane of this node is latched:"
-            f" {latch.reason}; start the node with its sensors and clear the latch, or remove {path}"
-        )
+    latch = read_latch(path, 0) if os.path.lexists(path) else None
+    if latch is None:
+        return ""
+    return (
+        f"the emergency lane of this node is latched: {latch.reason}; as emergency.sensors is empty, nothing holds"
+        f" the plans back. Start the node with its sensors and clear the latch, or remove {path}"
+    )
 
 
 def _bytes_of(latch: Latch) -> bytes:
