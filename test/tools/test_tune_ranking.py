@@ -204,3 +204,11 @@ def test_given_a_candidate_when_named_then_only_what_is_not_the_default_is_said(
         BuildOptions("compile", precision="bf16"), threads=4, shapes="bucket", bucket_width=16
     )
     assert named.label == "compile bf16 bucket 16, 4 threads"
+
+
+def test_given_a_precision_that_the_task_did_not_judge_when_ranked_then_it_is_not_the_best():
+    eager = trial("eager", 10.0, accuracy=Accuracy("map", 0.9, 0.9, 9))
+    ranking = Ranking([eager, trial("bf16", 4.0)], Limits(20.0))
+    assert names(ranking) == ["eager", "eager bf16"]
+    assert names(Ranking([trial("eager", 10.0), trial("bf16", 4.0)], Limits(20.0)))[0] == "eager bf16"
+    assert names(Ranking([eager, trial("bf16", 4.0), trial("aoti", 8.0)], Limits(20.0)))[0] == "aoti"

@@ -326,6 +326,10 @@ class Ranking:
         if group > Group.OVER_BUDGET:
             return None
         usable = [s for s in usable if s.group == group]
+        # Where the adapter's task judges, a precision that it has not judged is not chosen, however fast.
+        sure = [s for s in usable if s.is_judged or s.trial.candidate.options.precision == "fp32"]
+        if sure and any(s.is_judged for s in self.standings):
+            usable = sure
         first_ms = min(s.p99_ms for s in usable)
         tied = [s for s in usable if s.p99_ms <= first_ms * (1 + self.noise)]
         quickest_ms = min(s.p50_ms for s in tied)
