@@ -32,7 +32,6 @@ FIRST = (
     "test/engines/test_package_build.py",
     "test/stage/test_compiled_stage.py",
     "test/benchmarks/test_smoke_beside.py",
-    "test/node/test_watch_live.py",
     "test/node/test_candidate_live.py",
     "test/node/test_emergency_lane.py",
     "test/replay/batch/test_batch.py",
@@ -46,8 +45,8 @@ FIRST = (
 """The files that take longest begin, so that no process is left with one of them at the end."""
 PACKAGES = tuple(f"test/engines/test_{name}.py" for name in ("package_build", "package", "tier_loader"))
 """Files that read the same compiled packages: one process has them, and builds the packages once."""
-LAST = "test/benchmarks/test_smoke.py"
-"""Its benchmarks run beside each other and keep both cores busy."""
+LAST = ("test/benchmarks/test_smoke.py", "test/node/test_watch_live.py")
+"""The benchmarks run beside each other and keep both cores busy; the watch counts each step that latencies cause."""
 
 
 def pytest_configure():
@@ -94,7 +93,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """With `-n 4`: whole files side by side, in their order.
+    """With `-n 3`: whole files side by side, in their order.
 
     With `--dist worksteal`, which `bench cuda` asks for, tests of one file run side by side, too.
     """

@@ -321,7 +321,7 @@ def test_given_a_benchmark_that_is_a_part_of_another_when_asked_for_then_its_new
 @pytest.mark.parametrize(
     ("arguments", "ways"),
     [
-        ([], ["-n", "4"]),
+        ([], ["-n", "3"]),
         (["test/test_run.py", "-x"], ["test/test_run.py", "-x"]),
         (["--ros", "jazzy"], ["-m", "ros"]),
     ],
