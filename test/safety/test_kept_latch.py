@@ -208,3 +208,5 @@ def test_given_a_latch_when_the_node_is_to_run_without_its_lane_then_a_warning_s
     assert str(file) in warning
     file.unlink()
     assert not warning_without_lane("/perf")
+    file.with_name(f".{file.name}.part").touch()  # a process was killed while it wrote its latch
+    assert "is latched: whether it was latched" in warning_without_lane("/perf")

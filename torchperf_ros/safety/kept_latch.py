@@ -70,7 +70,7 @@ def read_latch(path: Path, now_ns: int) -> Latch | None:
 def warning_without_lane(node: str) -> str:
     """What an operator has to know of a node that starts without its emergency lane while that is latched; or ""."""
     path = latch_file(node)
-    latch = read_latch(path, 0) if os.path.lexists(path) else None
+    latch = read_latch(path, 0)
     if latch is None:
         return ""
     return (
