@@ -410,7 +410,7 @@ def test_given_an_offset_that_drifts_across_the_budget_when_offered_then_every_f
     for age_ms in (1990.0, 1999.9, 2001.0):
         go = stage.folder / f"go-{age_ms}"
         stamp_ns = time.time_ns() - round(age_ms * 1e6)
-        seq, _ = stage.offer({"do": "wait", "until": go.name}, stamp_ns=stamp_ns)
+        seq, _ = stage.offer({"do": "wait", "until": go.name, "once": False}, stamp_ns=stamp_ns)
         answer = stage.answer(seq)
         go.touch()
         assert (answer.outcome, answer.fallback) == (Outcome.LATE, Fallback.HOLD_LAST)

@@ -53,12 +53,12 @@ def test_given_a_runner_that_fails_when_the_backup_ran_as_well_then_its_last_tie
 
 def test_given_a_runner_that_is_late_when_the_deadline_comes_then_the_backups_result_is_published(stage):
     stage.wait_for_workers()
-    stage.reconfigure(budget_ms=1500.0)
-    runner = int(
-        stage.payload(stage.ask()).header.frame_id
-    )  # who gave the last result is asked first again
+    first = stage.ask()  # by the budget as it is, which the runner keeps on a busy machine as well
+    assert (first.outcome, first.tier) == (Outcome.ON_TIME, 0)
+    runner = int(stage.payload(first).header.frame_id)  # it is asked first again
     stage.wait_for_workers()
-    answer = stage.ask({"do": "sleep", "ms": 2200, "only": runner}, x=3.0)
+    stage.reconfigure(budget_ms=2500.0)
+    answer = stage.ask({"do": "sleep", "ms": 3500, "only": runner}, x=3.0)
     stage.reconfigure()
     assert (answer.outcome, answer.fallback) == (Outcome.LATE, Fallback.BACKUP)
     assert stage.payload(answer).poses[0].pose.position.x == 3.0 + LAST_TIER_OFFSET
