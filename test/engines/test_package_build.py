@@ -21,7 +21,7 @@ from torchperf_ros.engines.engine import name_torch_unquoted
 from torchperf_ros.engines.fingerprint import machine_facts
 from torchperf_ros.engines.package_engine import Built
 from torchperf_ros.engines.parity import check_engine
-from torchperf_ros.settings.user_folder import exposed
+from torchperf_ros.settings.files import exposed
 from torchperf_ros.workers.package_manifest import PackageError, check_package
 
 from .compiled_adapters import Counting

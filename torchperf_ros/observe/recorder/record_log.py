@@ -13,7 +13,7 @@ from typing import Any, Final
 from torchperf_ros.api.alert import Level
 from torchperf_ros.api.outcome import Fallback, GuardVerdict, Health, Outcome
 from torchperf_ros.observe.telemetry.record_stream import SENT, FrameRecord
-from torchperf_ros.settings.user_folder import make_private
+from torchperf_ros.settings.files import make_private
 from torchperf_ros.stage.frame_table import KEPT, MEANINGS
 
 VERSION: Final = 1

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from torchperf_ros.api.errors import AdapterError, ConfigError, ProtocolError
-from torchperf_ros.settings.user_folder import make_private
+from torchperf_ros.settings.files import make_private
 from torchperf_ros.tools.tune.processes import TrialProcesses
 from torchperf_ros.tools.tune.space import TuneSpace, planned
 from torchperf_ros.tools.tune.target import Target
