@@ -254,7 +254,7 @@ LOADED = """
     from torchperf_ros.engines.device import Device, choose_device
     from torchperf_ros.engines.graph import CaptureFailed
     from torchperf_ros.settings.build_options import BuildOptions
-    from torchperf_ros.settings.shape_options import ShapeOptions
+    from torchperf_ros.settings.build_options import ShapeOptions
     from torchperf_ros.worker.tier_loader import TierLoader
     from torchperf_ros.workers.worker_setup import WorkerSetup
 

@@ -12,8 +12,7 @@ from torchperf_ros.api.errors import AdapterError, BadInput, ConfigError
 from torchperf_ros.engines.aoti import load_package
 from torchperf_ros.engines.device import Device
 from torchperf_ros.engines.parity import ParityError, measure, random_inputs
-from torchperf_ros.settings.build_options import BuildOptions
-from torchperf_ros.settings.shape_options import ShapeOptions
+from torchperf_ros.settings.build_options import BuildOptions, ShapeOptions
 from torchperf_ros.worker.tier import InvalidOutput
 from torchperf_ros.worker.tier_loader import TierLoader
 from torchperf_ros.workers.package_cache import PackageCache

@@ -17,12 +17,17 @@ from torchperf_ros.settings.build_options import (
     AUTO,
     COMPILE_MODES,
     ENGINE_CHOICES,
+    EXACT,
     GRAPH_MODE,
     INT8_STATIC,
+    MOST_SHAPES,
     OF_PARTS,
     PRECISIONS,
     STATIC_ENGINE,
     BuildOptions,
+    ShapeOptions,
+    parse_policy,
+    parse_shapes,
 )
 from torchperf_ros.settings.parameter import (
     Parameter,
@@ -43,33 +48,22 @@ from torchperf_ros.settings.safety_options import (
     guard_options,
     vehicle_options,
 )
-from torchperf_ros.settings.scene_options import (
-    ODOMETRY,
-    SceneOptions,
-    is_of_scene,
-    parse_scenes,
-    scene_parameters,
-)
-from torchperf_ros.settings.shape_options import (
-    EXACT,
-    MOST_SHAPES,
-    ShapeOptions,
-    parse_policy,
-    parse_shapes,
-)
-from torchperf_ros.settings.stage_rules import (
+from torchperf_ros.settings.stage_options import (
     BACKUP_ACTIVE,
-    ActionRule,
-    SyncRule,
-    parse_actions,
-    parse_sync,
-)
-from torchperf_ros.settings.stream_options import (
     MOST_BATCH,
+    ODOMETRY,
+    ActionRule,
+    SceneOptions,
+    SyncRule,
     check_streams,
-    given_streams,
+    given_names,
+    is_of_scene,
     is_of_stream,
+    parse_actions,
+    parse_scenes,
+    parse_sync,
     parse_topics,
+    scene_parameters,
     stream_values,
     topic_of_stream,
 )
@@ -488,7 +482,7 @@ def stage_config(
     checked["shapes"] = ShapeOptions(*parse_policy(checked["shapes"], f"{name}."), common)
     checked["options"] = _json_object(checked["options"], f"{name}.options")
     checked["topics"] = parse_topics(name, checked["topics"])
-    checked["streams"] = tuple(given_streams(checked["streams"]))
+    checked["streams"] = tuple(given_names(checked["streams"]))
     batch = checked["batch"]
     checked["batch"] = min(len(checked["streams"]) or 1, MOST_BATCH if batch == AUTO else int(batch))
     checked["tiers"] = tuple(tiers)

@@ -56,8 +56,13 @@ from torchperf_ros.engines.package_build import peak_memory_bytes
 from torchperf_ros.engines.parity import Parity, ParityError, check_engine, random_inputs
 from torchperf_ros.engines.shape_runner import ShapeRunner
 from torchperf_ros.engines.stopwatch import Timing, no_garbage_collection, time_interleaved
-from torchperf_ros.settings.build_options import INT8_STATIC, PRECISIONS, BuildOptions
-from torchperf_ros.settings.shape_options import ShapeOptions, axes_of
+from torchperf_ros.settings.build_options import (
+    INT8_STATIC,
+    PRECISIONS,
+    BuildOptions,
+    ShapeOptions,
+    axes_of,
+)
 from torchperf_ros.tools.log_frames import keep_frames
 from torchperf_ros.tools.tune.trial import (
     BUCKET,

@@ -6,8 +6,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from torchperf_ros.api.errors import AdapterError, ConfigError
-from torchperf_ros.settings.config import stage_config
-from torchperf_ros.settings.shape_options import (
+from torchperf_ros.settings.build_options import (
     Axis,
     ShapeOptions,
     axes_of,
@@ -20,6 +19,7 @@ from torchperf_ros.settings.shape_options import (
     smallest_in_bucket,
     within,
 )
+from torchperf_ros.settings.config import stage_config
 from torchperf_ros.workers.control import from_json
 
 shapes = st.lists(
