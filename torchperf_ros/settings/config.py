@@ -38,7 +38,6 @@ from torchperf_ros.settings.parameter import (
     param,
     require,
 )
-from torchperf_ros.settings.rollout_options import RolloutOptions, rollout_options
 from torchperf_ros.settings.safety_options import (
     VEHICLE_NAMES,
     EmergencyOptions,
@@ -74,6 +73,7 @@ _ROS_PARAMETERS = ("use_sim_time", "start_type_description_service")
 
 # The version that a stage's own parameters make; no candidate is called so.
 BASE: Final = "base"
+_ROLLOUT: Final = "rollout."
 
 
 @dataclass(frozen=True)
@@ -282,6 +282,24 @@ class StageConfig:
             self.compile_mode == GRAPH_MODE and self.engine != OF_PARTS,
             self.parts,
         )
+
+
+@dataclass(frozen=True)
+class RolloutOptions:
+    """Parameters `rollout.NAME` of the node.
+
+    The plan itself is a parameter of the stage, `STAGE.rollout_plan`.
+    """
+
+    vehicle: str = param("", "Id of the vehicle, which never changes; plans draw by it.")
+    key: str = param("", "File of the public key of the plans' owner.")
+    facts: tuple[str, ...] = param(
+        [""], "More that plans ask about, NAME=VALUE, such as region=north; '': none.", live=True
+    )
+
+    @property
+    def more(self) -> dict[str, str]:
+        return dict(fact.split("=", 1) for fact in self.facts)
 
 
 @dataclass(frozen=True)
@@ -630,6 +648,20 @@ def describe_foreign(closest: Mapping[str, str]) -> str:
     """The warning about names that are none of this node's, see `refuse_unknown`; empty: there are none."""
     names = ", ".join(f"{name} (the closest is {close})" for name, close in closest.items())
     return f"parameters that this node does not have change nothing: {names}" if names else ""
+
+
+def rollout_options(values: Mapping[str, Any]) -> RolloutOptions:
+    """Check the values `rollout.NAME` together; missing ones take their default.
+
+    Raises:
+        ConfigError: names the parameter, the value, and what is allowed.
+    """
+    found = check_all(declared(RolloutOptions), values, "", _ROLLOUT)
+    facts = tuple(filter(None, found["facts"]))
+    for fact in facts:
+        name, equals, _ = fact.partition("=")
+        require(name and equals, f"{_ROLLOUT}facts: {fact!r} is not allowed; it has to be NAME=VALUE")
+    return RolloutOptions(**{**found, "facts": facts})
 
 
 def node_config(values: Mapping[str, Any], stages: Mapping[str, Mapping[str, Any]]) -> NodeConfig:
