@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.api.outcome import Outcome
-from torchperf_ros.models.driving_messages import FRAME, path_bytes
-from torchperf_ros.models.driving_rules import plan_along
+from torchperf_ros.models.closed_loop import FRAME, path_bytes, plan_along
 from torchperf_ros.replay.replay import replay
 from torchperf_ros.replay.replay_options import ReplayOptions
 from torchperf_ros.tools.main import app

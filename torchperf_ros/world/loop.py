@@ -18,15 +18,19 @@ from torchperf_ros.api.clock import NS_PER_MS, NS_PER_S
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.api.messages import decode
 from torchperf_ros.api.outcome import Outcome
-from torchperf_ros.models.driving_messages import (
+from torchperf_ros.models.closed_loop import (
+    AHEAD_S,
     FRAME,
     PATH,
+    RANGES_M,
+    Blindness,
+    Centreline,
     objects_of,
     path_bytes,
+    plan_along,
     pose_of,
     route_bytes,
 )
-from torchperf_ros.models.driving_rules import AHEAD_S, RANGES_M, Blindness, Centreline, plan_along
 from torchperf_ros.models.road_scene import CAMERA_HEIGHT_M, HORIZON, HORIZONTAL_FOV_DEG
 from torchperf_ros.replay.log_feed import absolute
 from torchperf_ros.replay.output_log import OutputLog

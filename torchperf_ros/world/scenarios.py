@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from torchperf_ros.api.errors import ConfigError
-from torchperf_ros.models.driving_rules import Centreline
+from torchperf_ros.models.closed_loop import Centreline
 from torchperf_ros.world.vehicles import LENGTH_M, REAR_M, WIDTH_M, Body
 
 LANE_M: Final = 3.5

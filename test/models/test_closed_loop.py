@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchperf_ros.models.driving_rules import (
+from torchperf_ros.models.closed_loop import (
     MAX_BRAKING,
     POSES,
     STEP_S,
