@@ -145,7 +145,7 @@ def top(
     if not shown.is_terminal:
         shown.height = _PLAIN_HEIGHT
     with console(stderr=True).status("loading ROS"):
-        from torchperf_ros.observe.top.top import look
+        from torchperf_ros.observe.top import look
 
     raise typer.Exit(look(name, shown, once=once, seconds=seconds, svg_file=svg_file))
 

@@ -200,7 +200,7 @@ def report(
             for run in read_runs(log, shell.follow(bars, f"reading {log.name}"), node)
         ]
         if live:
-            from torchperf_ros.observe.top.top import listen_for
+            from torchperf_ros.observe.top import listen_for
 
             name = node or "/perf"
             runs.append(listen_for(name, live, shell.follow(bars, f"listening to {name}", per_s=1e3)))

@@ -25,7 +25,7 @@ from torchperf_ros.observe.runs.run_log import RunLog, RunLogError, StageLog, Va
 from torchperf_ros.observe.telemetry.node_state import NodeState, StageState
 
 if TYPE_CHECKING:
-    from torchperf_ros.observe.top.top import NodeListener
+    from torchperf_ros.observe.top import NodeListener
 
 _OF_NODE: Final = ("use_sim_time", "worker_threads", "realtime_priority", "lock_memory")
 _OF_STAGE: Final = ("budget_from", "input_reliability", "priority")
@@ -133,7 +133,7 @@ def examine_node(name: str, seconds: float, actuation: str, progress: Progress) 
     Raises:
         RunLogError: nothing was heard of it.
     """
-    from torchperf_ros.observe.top.top import listen_for
+    from torchperf_ros.observe.top import listen_for
 
     ear = Ear(name, actuation)
     psutil.cpu_percent()

@@ -12,7 +12,7 @@ from typing import Final
 from torchperf_ros.api.errors import TorchperfError
 from torchperf_ros.api.messages import has_header
 from torchperf_ros.node.middleware import carry_images, end_within
-from torchperf_ros.observe.top.top import key_presses
+from torchperf_ros.observe.top import key_presses
 from torchperf_ros.replay.logs.log_reader import LogReader, LogTopic
 from torchperf_ros.replay.logs.play_node import PlayNode
 from torchperf_ros.replay.logs.player import (

@@ -24,8 +24,8 @@ from torchperf_ros.models.road_scene import IMAGE_TYPE
 from torchperf_ros.node.middleware import carry_images
 from torchperf_ros.observe.telemetry.machine import ProcessorShare
 from torchperf_ros.observe.telemetry.node_state import NodeState
-from torchperf_ros.observe.top.top import SVG_HEIGHT, SVG_WIDTH, NodeListener, Screen, save_svg
-from torchperf_ros.observe.top.view import ends, node_line, node_picture
+from torchperf_ros.observe.top import SVG_HEIGHT, SVG_WIDTH, NodeListener, Screen, save_svg
+from torchperf_ros.observe.top_view import ends, node_line, node_picture
 from torchperf_ros.replay.logs.log_reader import LogReader
 from torchperf_ros.settings.build_options import AUTO
 from torchperf_ros.settings.config import STAGE_DEFAULTS

@@ -31,7 +31,7 @@ from torchperf_ros.observe.ros_types import HEARD_QOS, ros_message_class
 from torchperf_ros.observe.runs.run_builder import RunLogBuilder
 from torchperf_ros.observe.runs.run_log import RunLog, RunLogError
 from torchperf_ros.observe.telemetry.node_state import NodeState, by_label
-from torchperf_ros.observe.top.view import event_line, node_line, node_picture, node_title, whole_height
+from torchperf_ros.observe.top_view import event_line, node_line, node_picture, node_title, whole_height
 from torchperf_ros.workers.process_setup import held_interrupt
 
 _DEPTH: Final = 200  # the picture may take its time: nothing is lost meanwhile
