@@ -21,6 +21,7 @@ BAD = {
     "item_then_branch": BreakKind.NUMBER,
     "scaled": BreakKind.SCALAR,
     "keyed": BreakKind.NUMBER,
+    "rescaled": BreakKind.NUMBER,
     "whole": BreakKind.NUMBER,
     "excepted": BreakKind.NUMBER,
     "element_loop": BreakKind.LOOP,

@@ -467,7 +467,7 @@ def _standing(plan: "RolloutPlan", folders: list[Path]) -> "tuple[RolloutStandin
     with progress_bars() as bars:
         brought = read_records(record_files(folders), follow(bars, "reading records"))
     now = utc_now()
-    brought = brought.until(now.timestamp())
+    brought = brought.until(now.timestamp()).of_plan(plan)
     standing = standing_of(plan, brought, now)
     return standing, next_move(plan, standing), brought
 

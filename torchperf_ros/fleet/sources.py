@@ -238,6 +238,8 @@ class PlanSource(Source):
                 safe_stops=figures.safe_stops,
                 memory_mib=memory_mib,
                 memory_mib_per_h=figures.memory_mib_per_h,
+                stage=plan.stage,
+                rollout=plan.name,
             )
         )
 

@@ -329,7 +329,7 @@ class VehicleRollout:
             raise RolloutStateError(
                 f"version {plan.version} does not serve: {self._unsaved}; free or mend that disk"
             )
-        self.records.event("trial", plan.version, plan.serial)
+        self._event("trial", plan)
 
     def runs(self, version: str) -> None:
         """To be called before workers of a version start, or it serves.
@@ -353,7 +353,7 @@ class VehicleRollout:
         plan = self.decision.plan
         if plan is not None:
             self._bar(plan.version, reason)
-            self.records.event("rolled_back", plan.version, plan.serial, reason)
+            self._event("rolled_back", plan, reason)
         self.decision = self._decide(
             Placement(Role.NONE, f"rolled back here: {reason}"), plan, self._unsaved
         )
@@ -394,9 +394,12 @@ class VehicleRollout:
         if served.get(trial, 0.0) >= plan.probation_min * _MIN_S:
             # Good as soon as it has served its probation; a full disk is tried again, see `look`.
             self._state.good.append(_candidate(plan))
-            self.records.event("confirmed", trial, plan.serial)
+            self._event("confirmed", plan)
             self._ends_trial()
         return broken
+
+    def _event(self, what: str, plan: RolloutPlan, reason: str = "") -> None:
+        self.records.event(what, plan.version, plan.serial, reason, plan.stage, plan.name)
 
     def _current_plan(self) -> tuple[RolloutPlan | None, str]:
         problem = ""
@@ -412,7 +415,7 @@ class VehicleRollout:
         except PlanError as error:
             problem = str(error)
             if problem != self._refused:  # once, not at every look
-                self.records.event("refused", "", self._state.serial, problem)
+                self.records.event("refused", "", self._state.serial, problem, self._stage)
             self._refused = problem
         if not self._state.plan:
             return None, problem
@@ -472,7 +475,8 @@ class VehicleRollout:
                 *(one.name for one in state.good),
             }:
                 self._bar(version, f"revoked by serial {plan.serial}")
-                self.records.event("rolled_back", version, plan.serial, f"revoked by serial {plan.serial}")
+                why = f"revoked by serial {plan.serial}"
+                self.records.event("rolled_back", version, plan.serial, why, plan.stage, plan.name)
         self._save()
 
     def _last_accepted(self) -> RolloutPlan | None:

@@ -3,13 +3,16 @@
 An adapter's tier or any callable, and one or more sets of inputs for it.
 """
 
+import contextlib
+import copy
 import importlib
 import importlib.util
 import inspect
 import operator
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,9 +22,11 @@ from torchperf_ros.api.adapter import Adapter
 from torchperf_ros.api.errors import TorchperfError
 from torchperf_ros.api.module_path import look_here_after_python
 from torchperf_ros.engines.built_tier import BuiltTier, Inputs, build_model
-from torchperf_ros.engines.parity import random_like
+from torchperf_ros.engines.outputs import flat_numbers, layout_of
+from torchperf_ros.engines.parity import random_inputs, random_like
 
 _SEED = 0
+_TRIED, _NEAR = 4, 1e-5  # drawn inputs of each size, and how near answers are that are the same
 _SPEC = re.compile(r"(scalar|\d+(?:x\d+)*)(?::(\w+))?")
 
 
@@ -69,6 +74,86 @@ def load_model(
     return InspectedModel(
         target, call.eval().to(device) if isinstance(call, torch.nn.Module) else call, sets
     )
+
+
+def takes_tensor(model: InspectedModel, file: str, line: int) -> bool:
+    """Whether a model answers the same where this line keeps a 0-d tensor instead of its number: it is tried.
+
+    Copies of the model run on drawn inputs, one after the other. What they hold then has to be of the same
+    kinds, too: a tensor that is kept is more than a number.
+    """
+    inputs = [random_inputs(each, seed) for seed in range(_TRIED) for each in model.input_sets]
+    # A file may have been loaded more than once.
+    names = [vars(one) for one in [*sys.modules.values()] if getattr(one, "__file__", "") == file]
+    before, reads = [dict(one) for one in names], list[int]()
+    try:
+        numbers, held = _run(model, inputs, contextlib.nullcontext(), names)
+        tensors, held_then = _run(model, inputs, _kept_tensors(file, line, names, reads), names)
+    except Exception:  # the user's code: it cannot be copied, or does not take a tensor there
+        return False
+    finally:
+        for one, values in zip(names, before, strict=True):
+            one.update(values)
+    if not reads or held != held_then or list(map(layout_of, numbers)) != list(map(layout_of, tensors)):
+        return False
+    pairs = zip(flat_numbers(numbers), flat_numbers(tensors), strict=True)
+    return all(torch.allclose(one, other, _NEAR, _NEAR, equal_nan=True) for one, other in pairs)
+
+
+def _run(
+    model: InspectedModel,
+    inputs: list[Inputs],
+    how: AbstractContextManager[None],
+    names: Sequence[Mapping[str, Any]],
+) -> tuple[list[Any], list[dict[str, Any]]]:
+    """A copy's answers, and of what kinds everything is that its modules and its file then hold."""
+    call = copy.deepcopy(model.call)
+    torch.manual_seed(_SEED)
+    with torch.no_grad(), how:
+        outputs = [call(*(tensor.clone() for tensor in each)) for each in inputs]
+    held = [vars(one) for one in call.modules()] if isinstance(call, torch.nn.Module) else []
+    return outputs, [{name: _kind_of(value) for name, value in one.items()} for one in (*held, *names)]
+
+
+def _kind_of(value: Any) -> Any:  # noqa: ANN401
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return type(value), sorted({type(one).__name__ for one in value})
+    if isinstance(value, dict):
+        return type(value), *(sorted({type(one).__name__ for one in of}) for of in (value, value.values()))
+    return type(value)
+
+
+@contextlib.contextmanager
+def _kept_tensors(
+    file: str, line: int, names: Sequence[dict[str, Any]], reads: list[int]
+) -> Iterator[None]:
+    """Context in which `item()` and `float()` at a line give a 0-d tensor; `reads` grows by each."""
+    read = torch.Tensor.item
+
+    def kept(tensor: torch.Tensor) -> torch.Tensor | None:
+        frame = sys._getframe(2)
+        if (frame.f_code.co_filename, frame.f_lineno) != (file, line):
+            return None
+        reads.append(line)
+        return tensor.reshape(())
+
+    def item(tensor: torch.Tensor) -> Any:  # noqa: ANN401
+        found = kept(tensor)
+        return read(tensor) if found is None else found
+
+    def as_float(value: Any = 0.0) -> Any:  # noqa: ANN401
+        found = kept(value) if isinstance(value, torch.Tensor) else None
+        return float(value) if found is None else found
+
+    setattr(torch.Tensor, "item", item)  # noqa: B010
+    for one in names:
+        one["float"] = as_float
+    try:
+        yield
+    finally:
+        delattr(torch.Tensor, "item")
+        for one in names:
+            del one["float"]
 
 
 def shapes_text(inputs: Inputs) -> str:

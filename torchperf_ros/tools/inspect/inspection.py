@@ -24,8 +24,13 @@ from rich.text import Text
 from torchperf_ros.api.text import console_table
 from torchperf_ros.engines.model_transforms import quiet_log
 from torchperf_ros.tools.inspect import graph_breaks
-from torchperf_ros.tools.inspect.graph_breaks import GraphBreak, SourceLine
-from torchperf_ros.tools.inspect.inspected_model import InspectedModel, InspectError, shapes_text
+from torchperf_ros.tools.inspect.graph_breaks import BreakKind, GraphBreak, SourceLine
+from torchperf_ros.tools.inspect.inspected_model import (
+    InspectedModel,
+    InspectError,
+    shapes_text,
+    takes_tensor,
+)
 
 # of the compiled model: what changes with each run is compiled 8 times before the compiler gives up
 _RUNS = 10
@@ -210,6 +215,9 @@ class Inspection(logging.Handler):
                 if not self.failure:
                     progress(f"capturing graphs: {which}")
                     self.failure = self._compile(index)
+            for item in self.breaks:
+                if item.kind is BreakKind.SCALAR and not takes_tensor(self._model, *item.place):
+                    item.kind = BreakKind.NUMBER
         torch.compiler.reset()
         self.recompilations = explain_recompilations(self._recompile_reasons, self._function)
 
