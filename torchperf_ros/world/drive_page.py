@@ -80,7 +80,8 @@ def write_page(one: Drive, driven: Driven, path: Path) -> None:
             annotation_position="bottom left",
         )
     page.section(
-        "From above, once a second: green is this vehicle, blue the others", [page.plots(("", road))]
+        "From above, once a second: this vehicle is green, and red where it hit something; the others are blue, walls grey",
+        [page.plots(("", road))],
     )
     page.section(
         "Speed and time to collision",
