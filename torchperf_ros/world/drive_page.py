@@ -80,7 +80,7 @@ def write_page(one: Drive, driven: Driven, path: Path) -> None:
             annotation_position="bottom left",
         )
     page.section(
-        "From above, once a second: this vehicle is green, and red where it hit something; the others are blue, walls grey",
+        "From above, once a second: green is this vehicle, red where it hit something, blue the others",
         [page.plots(("", road))],
     )
     page.section(
