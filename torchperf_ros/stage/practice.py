@@ -169,7 +169,7 @@ class HedgeRule:
         self.retrials += 1
         if in_time:
             self._proofs += 1
-            self.allowed = self.allowed or self._proofs >= self._wanted
+            self.allowed = self._possible and (self.allowed or self._proofs >= self._wanted)
         else:
             self.slow_retrials += 1
             self._suspend()
