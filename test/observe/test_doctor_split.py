@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from torchperf_ros.api.outcome import Outcome
-from torchperf_ros.observe.doctor.split import Heard, Message, split
+from torchperf_ros.observe.doctor_split import Heard, Message, split
 from torchperf_ros.observe.runs.run_log import StageLog
 from torchperf_ros.stage.frame_table import FRAME
 

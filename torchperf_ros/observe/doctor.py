@@ -18,9 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 from torchperf_ros.api.text import console_table
-from torchperf_ros.observe.doctor.environment import Check, Need, look_around
-from torchperf_ros.observe.doctor.rules import Advice, Case, advise, sentence
-from torchperf_ros.observe.doctor.split import AFTER, PARTS, Heard, Message, Split, split
+from torchperf_ros.observe.doctor_rules import Advice, Case, Check, Need, advise, look_around, sentence
+from torchperf_ros.observe.doctor_split import AFTER, PARTS, Heard, Message, Split, split
 from torchperf_ros.observe.runs.run_log import RunLog, RunLogError, StageLog, Values
 from torchperf_ros.observe.telemetry.node_state import NodeState, StageState
 
