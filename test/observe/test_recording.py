@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from torchperf_ros.api.outcome import Fallback, Outcome
-from torchperf_ros.observe.recorder.record_log import RecordLog, schema
-from torchperf_ros.observe.recorder.recording import RecorderProcess, Recording
+from torchperf_ros.observe.recorder import RecordLog, schema
+from torchperf_ros.observe.recording import RecorderProcess, Recording
 from torchperf_ros.observe.telemetry.record_stream import MAX_PACKET_BYTES
 from torchperf_ros.settings.config import node_config
 from torchperf_ros.stage.frame import StepTimes

@@ -36,7 +36,7 @@ from torchperf_ros.workers.process_setup import leave_priority, outlive_the_grou
 outlive_the_group()
 leave_priority()  # before the imports: they take 0.3 s, and the node's first frames come just then
 set_nice(os.getpid(), 10)  # at 19, a full machine leaves it too little to keep images, when they matter
-from torchperf_ros.observe.recorder.recorder import main
+from torchperf_ros.observe.recorder import main
 main(*map(int, sys.argv[1:]))"""
 _QUEUE_BYTES: Final = 1 << 20
 _SO_SNDBUFFORCE: Final = 32  # Python has no name for it
