@@ -189,7 +189,7 @@ def report(
     shell.check_outputs({"--output": output})
     shell.need("plotly", "jinja2")
     shell.need(*(["rclpy"] if live else []))
-    from torchperf_ros.observe.runs.report_page import write_report
+    from torchperf_ros.observe.runs.report import write_report
     from torchperf_ros.replay.input_pictures import input_pictures
     from torchperf_ros.replay.run_reading import read_runs
 

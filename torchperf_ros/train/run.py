@@ -263,7 +263,7 @@ def training_page(figures: Mapping[str, Any]) -> str:
     import plotly.graph_objects as go
 
     from torchperf_ros.observe.runs import report_pictures as draw
-    from torchperf_ros.observe.runs.page import Page, number_cell, table
+    from torchperf_ros.observe.runs.report import Page, number_cell, table
 
     page = Page()
     for name, own in figures.items():

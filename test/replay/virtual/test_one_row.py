@@ -13,7 +13,7 @@ import pytest
 from torchperf_ros.api.messages import decode
 from torchperf_ros.api.outcome import Outcome
 from torchperf_ros.observe.recorder import RecordLog
-from torchperf_ros.observe.runs.report_words import stage_figures
+from torchperf_ros.observe.runs.report import stage_figures
 from torchperf_ros.observe.runs.run_log import write_run
 from torchperf_ros.observe.telemetry.latency_record import LatencyRecord
 from torchperf_ros.observe.telemetry.node_state import NodeState, StageState

@@ -10,7 +10,7 @@ from torchperf_ros import __version__
 from torchperf_ros.api.text import listed, markdown_table
 from torchperf_ros.observe.runs.changes import ALPHA, MEMORY_SLOPE, Judgement, MetricChange
 from torchperf_ros.observe.runs.comparison import Comparison
-from torchperf_ros.observe.runs.page import Block, Cell, Page, number_cell, table
+from torchperf_ros.observe.runs.report import Block, Cell, Page, number_cell, table
 from torchperf_ros.observe.runs.run_log import RunLog
 
 JSON_VERSION: Final = 2

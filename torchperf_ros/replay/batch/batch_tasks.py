@@ -312,8 +312,7 @@ def write_page(folder: Path, rows: Sequence[Mapping[str, Any]], failed: Mapping[
     """
     if importlib.util.find_spec("plotly") is None:
         return "no page, as plotly is not installed: `pip install 'torchperf_ros[analysis]'`"
-    from torchperf_ros.observe.runs.report_page import Overview, OverviewRow, write_report
-    from torchperf_ros.observe.runs.report_words import stage_figures
+    from torchperf_ros.observe.runs.report import Overview, OverviewRow, stage_figures, write_report
     from torchperf_ros.observe.runs.run_log import RunLog
     from torchperf_ros.replay.input_pictures import input_pictures
     from torchperf_ros.replay.run_reading import read_runs

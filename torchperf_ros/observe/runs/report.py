@@ -1,21 +1,29 @@
-"""The page of `torchperf report`: one file that needs no network, not larger than 8 MB."""
+"""`torchperf report`: what a run says, in words and as one page that needs no network, not larger than 8 MB.
 
+Comparisons, drives, training and roll-outs make their pages of the same sections of blocks and figures
+(`Page`).
+"""
+
+import json
 import math
+import re
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from torchperf_ros import __version__
-from torchperf_ros.api.outcome import IN_TIME, Fallback, GuardVerdict, Outcome
+from torchperf_ros.api.outcome import IN_TIME, Fallback, GuardVerdict, Health, Outcome
 from torchperf_ros.api.text import percent
-from torchperf_ros.observe.runs import report_words as words
-from torchperf_ros.observe.runs.page import Block, Cell, Page, number_cell, table
 from torchperf_ros.observe.runs.run_log import (
     CANDIDATE,
+    MEMORY,
     STEPS,
     UNKNOWN,
     LoggedAlert,
@@ -23,6 +31,286 @@ from torchperf_ros.observe.runs.run_log import (
     RunLogError,
     StageLog,
 )
+from torchperf_ros.stage.frame_table import flow_of
+
+_TEMPLATE: Final = Path(__file__).with_name("page.html")
+
+# A part of a section, with its `kind`, as `page.html` draws it.
+Block = dict[str, Any]
+# Of a table: a text, or a text with how it looks, as `page.html` draws it.
+Cell = str | dict[str, Any]
+
+
+def number_cell(text: str, value: float = math.nan) -> Cell:
+    """A cell that stands on the right; a table that can be sorted goes by `value`."""
+    return {"text": text, "css": "n", **({"value": f"{value:.6g}"} if math.isfinite(value) else {})}
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[Cell]], **look: Any) -> Block:  # noqa: ANN401
+    """A table; the head of a column of numbers stands on the right, too. `look`: see `page.html`."""
+    first = rows[0] if rows else [""] * len(heads)
+    styles = ["n" if isinstance(cell, dict) and cell.get("css") == "n" else "" for cell in first]
+    return {"kind": "table", "head": list(zip(heads, styles, strict=True)), "rows": rows, **look}
+
+
+class Page:
+    """Sections and figures on their way into `page.html`, which reports and comparisons share."""
+
+    def __init__(self) -> None:
+        self.top: list[Block] = []
+        self._sections: list[dict[str, Any]] = []
+        self._figures: list[str] = []
+
+    def section(
+        self, title: str, blocks: Sequence[Block | None], anchor: str = "", subtitle: str = ""
+    ) -> None:
+        """Append a section; blocks that are None are left out."""
+        shown = [block for block in blocks if block]
+        self._sections.append({"title": title, "blocks": shown, "id": anchor, "subtitle": subtitle})
+
+    def plots(self, *pictures: tuple[str, Any]) -> Block:
+        """A block of plotly figures, or of words in their place, with titles; several stand side by side."""
+        shown = []
+        for title, figure in pictures:
+            if isinstance(figure, str):
+                shown.append((title, "", figure))
+                continue
+            shown.append((title, f"figure{len(self._figures)}", ""))
+            figure.update_layout(template=None)
+            text = json.dumps(figure.to_plotly_json(), separators=(",", ":"), allow_nan=False)
+            self._figures.append(f'"{shown[-1][1]}":{text}'.replace("</", "<\\/"))
+        return {"kind": "plots", "plots": shown}
+
+    def render(self, title: str, subtitle: str, footer: str, links: Sequence[tuple[str, str]] = ()) -> str:
+        """The page; `links` are names and places."""
+        import jinja2
+        from plotly.offline import get_plotlyjs
+
+        template = jinja2.Environment(autoescape=True).from_string(_TEMPLATE.read_text(encoding="utf-8"))
+        return template.render(
+            title=title,
+            subtitle=f"{subtitle} In a picture: drag to zoom, double-click to go back.",
+            links=links,
+            top=self.top,
+            sections=self._sections,
+            footer=footer,
+            plotly=get_plotlyjs(),
+            figures="{" + ",".join(self._figures) + "}",
+        )
+
+
+PUNCTUAL_MS: Final = 1.0
+_GOOD_SHARE: Final = 0.999
+_FAIR_SHARE: Final = 0.99
+_NS_PER_S: Final = 1e9
+_NUMBER: Final = re.compile(r"\d+(\.\d+)?")
+_INSTEAD: Final = {
+    Fallback.BACKUP: "the backup worker's result",
+    Fallback.HOLD_LAST: "the last result held",
+    Fallback.STOP: "a stop output",
+    Fallback.NONE: "nothing at all",
+}
+
+
+@dataclass(frozen=True)
+class StageSummary:
+    """A stage in numbers; times in ms, NaN where no frame has them.
+
+    Attributes:
+        frames: answered ones, without those that came while it started.
+        starting: and those.
+        superseded: and those that had no answer, as a newer one came first; 0 where the log does not say.
+        on_time_share: 0 to 1, of `came`.
+        worst_lateness_ms: the latest answer; negative: before its deadline.
+        outcomes, fallbacks, checks: how many, without zeros, `on_time` and `accept`, the most frequent
+        first.
+        guarded: whether the stage had a guard.
+        incomplete: that ran without a synchronised input.
+    """
+
+    frames: int
+    starting: int
+    superseded: int
+    on_time_share: float
+    p50_ms: float
+    p95_ms: float
+    p99_ms: float
+    max_ms: float
+    budget_ms: float
+    worst_lateness_ms: float
+    outcomes: dict[Outcome, int]
+    fallbacks: dict[Fallback, int]
+    checks: dict[GuardVerdict, int]
+    guarded: bool
+    incomplete: int
+
+    @property
+    def came(self) -> int:
+        return self.frames + self.superseded
+
+
+def stage_figures(stage: StageLog) -> StageSummary:
+    counted = stage.counted
+    total_ms = stage.total_ms[counted & np.isfinite(stage.total_ms)]
+    p50, p95, p99, highest = np.percentile(total_ms, (50, 95, 99, 100)) if len(total_ms) else [math.nan] * 4
+    frames = stage.frames[counted]
+    answered, superseded = len(frames), _superseded(stage)
+    seen = {
+        name: zip(*np.unique(frames[name], return_counts=True), strict=True)
+        for name in ("outcome", "fallback", "check")
+    }
+    often = {name: sorted(counts, key=lambda one: -int(one[1])) for name, counts in seen.items()}
+    return StageSummary(
+        answered,
+        int((~counted).sum()),
+        superseded,
+        int(stage.on_time[counted].sum()) / (answered + superseded) if answered else math.nan,
+        float(p50),
+        float(p95),
+        float(p99),
+        float(highest),
+        stage.budget_ms,
+        float(np.fmax.reduce(stage.lateness_ms[counted], initial=math.nan)),
+        {Outcome(one): int(count) for one, count in often["outcome"] if one != Outcome.ON_TIME},
+        {Fallback(one): int(count) for one, count in often["fallback"] if one != UNKNOWN},
+        {
+            GuardVerdict(one): int(count)
+            for one, count in often["check"]
+            if one not in {UNKNOWN, GuardVerdict.ACCEPT}
+        },
+        bool((frames["check"] != UNKNOWN).any()),
+        int((frames["missing_inputs"] > 0).sum()),
+    )
+
+
+def verdict(stage: StageLog) -> tuple[str, str]:
+    """`good`, `fair` or `bad`, and in one line how often a stage was on time, and why not more often."""
+    figures, stops = stage_figures(stage), safe_stops(stage)
+    if not figures.frames:
+        return "bad", f"{stage.name}: no frame was answered after the start"
+    share, late_ms = figures.on_time_share, figures.worst_lateness_ms
+    text = f"{stage.name}: {percent(share, 2)} on time"
+    causes = [_cause(stage)] if figures.outcomes else []
+    causes += [flow_of(stage.frames[stage.counted], figures.superseded).words] if figures.superseded else []
+    if figures.superseded > sum(figures.outcomes.values()):
+        causes.reverse()
+    text += f": {'; '.join(causes)}" if causes else ""
+    text += f"; an answer left {late_ms:.1f} ms after its deadline" if late_ms > PUNCTUAL_MS else ""
+    text += f"; the guard did not accept every output: {_counts(figures.checks)}" if figures.checks else ""
+    if stops:
+        return "bad", f"{text}; SAFE_STOP for {sum(end - begin for begin, end in stops) / _NS_PER_S:.1f} s"
+    if GuardVerdict.UNAVOIDABLE in figures.checks:
+        return "bad", text
+    flawed = late_ms > PUNCTUAL_MS or figures.checks
+    return "fair" if share_word(share) == "good" and flawed else share_word(share), text
+
+
+def share_word(share: float) -> str:
+    """`good`, `fair` or `bad`: what a share of frames on time, 0 to 1, is; the design promises 99.9 %."""
+    return "good" if share >= _GOOD_SHARE else "fair" if share >= _FAIR_SHARE else "bad"
+
+
+def safe_stops(stage: StageLog) -> list[tuple[int, int]]:
+    """From when to when, in ns of ROS time, the stage was in SAFE_STOP."""
+    end_ns = max([int(stage.frames["t_ns"].max(initial=0)), *(t_ns for t_ns, _ in stage.health)])
+    changes = pairwise([*stage.health, (end_ns, "")])
+    return [
+        (begin_ns, over_ns) for (begin_ns, word), (over_ns, _) in changes if word == Health.SAFE_STOP.name
+    ]
+
+
+def _cause(stage: StageLog) -> str:
+    """Why most frames that were not on time were not; reasons that differ in their numbers are the same."""
+    missed = stage.frames[stage.counted & ~stage.on_time]
+    reasons = [stage.reasons[t_ns] for t_ns in missed["t_ns"].tolist() if stage.reasons.get(t_ns)]
+    if not reasons and stage.last_reason:
+        return stage.last_reason
+    if not reasons:
+        return _counts(stage_figures(stage).outcomes)
+    ((kind, count),) = Counter(_NUMBER.sub("", reason) for reason in reasons).most_common(1)
+    text = next(reason for reason in reasons if _NUMBER.sub("", reason) == kind)
+    return text if count == len(missed) else f"{text} ({count:,} of {len(missed):,} misses)"
+
+
+def _superseded(stage: StageLog) -> int:
+    """How many frames had no answer; where the log does not count them, those whose numbers are missing."""
+    if stage.dropped is not None:
+        return stage.dropped
+    seq: NDArray[np.int64] = np.unique(stage.frames["seq"][stage.frames["seq"] != UNKNOWN])
+    return int(np.ptp(seq)) + 1 - len(seq) if len(seq) == len(stage.frames) > 0 else 0
+
+
+def in_words(run: RunLog) -> list[str]:
+    """What the figures of a run do not say, in a few sentences, the most important first."""
+    sentences = [text for stage in run.stages if (text := _stage_words(stage))]
+    if len(run.memory_t_ns):
+        sentences.append(_memory_words(run))
+    bad = [anomaly for anomaly in run.anomalies if anomaly.level != "OK"]
+    if bad:
+        errors = sum(anomaly.level == "ERROR" for anomaly in bad)
+        names = list(dict.fromkeys(anomaly.name for anomaly in bad))
+        more = f" and {len(names) - 3} other kinds" if len(names) > 3 else ""  # noqa: PLR2004
+        anomalies = _count(len(bad), "anomaly", "anomalies")
+        sentences.append(f"{anomalies} reported, {errors} of them errors: {', '.join(names[:3])}{more}.")
+    elif not any("anomal" in text for text in run.missing):
+        sentences.append("No anomalies were reported.")
+    return sentences
+
+
+def worst_frames(stage: StageLog, count: int) -> NDArray[np.int64]:
+    """Indexes of the frames that a person should look at first.
+
+    Frames answered more than 1 ms after their deadline come first, by lateness; then those that were not on
+    time, the emptier the answer the earlier (none, stop, hold_last, backup), and the longer they took; then
+    those whose output the guard did not accept; then the slowest others.
+    """
+    late = np.nan_to_num(stage.lateness_ms, nan=-math.inf)
+    past = np.where(late > PUNCTUAL_MS, late, 0.0)
+    missed = stage.counted & ~stage.on_time
+    fallback = np.asarray(stage.frames["fallback"], dtype=np.float64) + 1.0  # 0: own result ... 4: none
+    total_ms = np.nan_to_num(stage.total_ms, nan=-math.inf)
+    # the harder the guard had to do it, the earlier
+    refused = np.maximum(stage.frames["check"], 0) * stage.counted
+    order = np.lexsort((total_ms, np.where(missed, fallback, 0.0), refused, missed, past))[::-1]
+    return np.asarray(order[stage.counted[order]][:count])
+
+
+def _stage_words(stage: StageLog) -> str:
+    figures, text = stage_figures(stage), ""
+    if figures.outcomes:
+        instead = ", ".join(f"{_INSTEAD[one]} ({count:,})" for one, count in figures.fallbacks.items())
+        text = f" Not on time: {_counts(figures.outcomes)}" + (
+            f"; published instead: {instead}." if instead else "."
+        )
+    if figures.incomplete:
+        text += f" {_count(figures.incomplete, 'frame')} had a synchronised input missing."
+    if figures.starting:
+        text += f" {_count(figures.starting, 'frame')} came while it started and are not counted."
+    return f"{stage.name}:{text}" if text else ""
+
+
+def _counts(found: Mapping[Any, int]) -> str:
+    """Outcomes or verdicts of the guard, for example `2 late, 1 bad input`."""
+    return ", ".join(f"{count:,} {one.word.replace('_', ' ')}" for one, count in found.items())
+
+
+def _memory_words(run: RunLog) -> str:
+    label, slope = run.used_memory[0], run.memory_slope
+    if not label:
+        return "Memory was sampled, but no figure is known."
+    text = (
+        f"{MEMORY[label]}: {np.nanmin(run.memory[label]):,.0f} to {np.nanmax(run.memory[label]):,.0f} MiB"
+    )
+    return (
+        f"{text}, trend {slope:+,.1f} MiB per hour."
+        if math.isfinite(slope)
+        else f"{text}; too short for a trend."
+    )
+
+
+def _count(number: int, word: str, words: str = "") -> str:
+    return f"{number:,} {word if number == 1 else words or word + 's'}"
+
 
 # Keys of a frame in `page.html`: its input or a neighbour as a JPEG (`data:` URI), and which one it
 # is.
@@ -40,7 +328,6 @@ _POINTS, _SIDE, _LEAST_POINTS = 4000, 360, 50
 _WORST: Final = 10
 _MOST_ANOMALIES: Final = 300
 _MOST_DOCUMENT: Final = 20_000
-_NS_PER_S: Final = 1e9
 _NS_PER_MS: Final = 1_000_000
 _LONGEST_PATH: Final = 1024
 _LINKED: Final = ("evidence", "folder", "path", "file")
@@ -64,7 +351,7 @@ _HEADS: Final = (
 class OverviewRow:
     run: str
     stage: str
-    figures: words.StageSummary
+    figures: StageSummary
     anomalies: int
 
 
@@ -109,9 +396,7 @@ def write_report(
             page.top += [_verdicts(run, f"{run.name}: " * several) for run in runs]
             if several:
                 rows = [
-                    _row(OverviewRow(run.name, stage.name, words.stage_figures(stage), 0), f"#run{number}")[
-                        :-1
-                    ]
+                    _row(OverviewRow(run.name, stage.name, stage_figures(stage), 0), f"#run{number}")[:-1]
                     for number, run in enumerate(runs)
                     for stage in run.stages
                 ]
@@ -148,15 +433,15 @@ def _section(page: Page, run: RunLog, anchor: str, points: int, pictures: InputP
     from torchperf_ros.observe.runs import report_pictures as draw
 
     stages = [stage for stage in run.stages if len(stage)]
-    worst = {stage.name: words.worst_frames(stage, _WORST) for stage in stages}
+    worst = {stage.name: worst_frames(stage, _WORST) for stage in stages}
     shown_by_stamp, why = pictures(run, worst, side)
     notes = [*run.missing, *run.troubles, *([why] if why else [])]
     blocks: list[Block | None] = []
     for stage in stages:
-        blocks += [{"kind": "heading", "text": stage.name}, _tiles(words.stage_figures(stage))]
+        blocks += [{"kind": "heading", "text": stage.name}, _tiles(stage_figures(stage))]
         if stage.candidate:
             blocks.append(_candidate(stage.candidate))
-    blocks.append({"kind": "words", "lines": words.in_words(run)})
+    blocks.append({"kind": "words", "lines": in_words(run)})
     if run.anomalies:
         blocks += [{"kind": "heading", "text": "Anomalies"}, _anomalies(run)]
     blocks.append({"kind": "note", "title": "Notes", "items": notes} if notes else None)
@@ -185,7 +470,7 @@ def _section(page: Page, run: RunLog, anchor: str, points: int, pictures: InputP
                     "kind": "frames",
                     "title": f"The {len(frames)} worst frames of {stage.name}",
                     "frames": frames,
-                    "folded": words.verdict(stage)[0] == "good",
+                    "folded": verdict(stage)[0] == "good",
                     "pictured": any("picture" in frame for frame in frames),
                     "soft": (
                         "Answered past the deadline first, then those not on time, the emptiest answer"
@@ -207,9 +492,7 @@ def _candidate(status: Mapping[str, str]) -> Block:
 
 
 def _verdicts(run: RunLog, prefix: str) -> Block:
-    lines = [words.verdict(stage) for stage in run.stages if len(stage)] or [
-        ("bad", "no frame was answered")
-    ]
+    lines = [verdict(stage) for stage in run.stages if len(stage)] or [("bad", "no frame was answered")]
     return {"kind": "verdict", "lines": [(css, prefix + text) for css, text in lines]}
 
 
@@ -221,9 +504,7 @@ def _overview(page: Page, overview: Overview, anchors: Mapping[str, str]) -> Non
     count = len({row.run for row in rows})
     line = f"{count:,} {'log' if count == 1 else 'logs'}, {_share(share)} on time"
     line += f"; {len(overview.failed):,} could not be replayed" if overview.failed else ""
-    page.top.append(
-        {"kind": "verdict", "lines": [("bad" if overview.failed else words.share_word(share), line)]}
-    )
+    page.top.append({"kind": "verdict", "lines": [("bad" if overview.failed else share_word(share), line)]})
     page.top.append(
         {
             "kind": "tiles",
@@ -231,7 +512,7 @@ def _overview(page: Page, overview: Overview, anchors: Mapping[str, str]) -> Non
                 (f"{count:,}", "logs", ""),
                 (f"{len(overview.failed):,}", "failed", "bad" if overview.failed else ""),
                 (f"{frames:,}", "frames that came, of all stages", ""),
-                (_share(share), "on time", words.share_word(share)),
+                (_share(share), "on time", share_word(share)),
                 (f"{sum(row.anomalies for row in rows):,}", "anomalies", ""),
             ],
         }
@@ -272,14 +553,14 @@ def _row(row: OverviewRow, href: str) -> list[Cell]:
     return [name, row.stage, *(number_cell(text, value) for text, value in cells)]
 
 
-def _tiles(figures: words.StageSummary) -> Block:
+def _tiles(figures: StageSummary) -> Block:
     late = figures.worst_lateness_ms
     return {
         "kind": "tiles",
         "tiles": [
             (f"{figures.frames:,}", "frames answered", ""),
             *([(f"{figures.superseded:,}", "had no answer", "bad")] if figures.superseded else []),
-            (_share(figures.on_time_share), "on time", words.share_word(figures.on_time_share)),
+            (_share(figures.on_time_share), "on time", share_word(figures.on_time_share)),
             (f"{_ms(figures.p50_ms)} ms", "p50", ""),
             (f"{_ms(figures.p95_ms)} ms", "p95", ""),
             (f"{_ms(figures.p99_ms)} ms", "p99", ""),
@@ -287,7 +568,7 @@ def _tiles(figures: words.StageSummary) -> Block:
             (
                 f"{late:+.1f} ms" if math.isfinite(late) else "-",
                 "latest answer, to its deadline",
-                "bad" if late > words.PUNCTUAL_MS else "",
+                "bad" if late > PUNCTUAL_MS else "",
             ),
             (f"{sum(figures.fallbacks.values()):,}", "fallbacks", ""),
             *(
