@@ -111,7 +111,7 @@ def compare(
         output, ".md", ".html", ".json", inputs=sides[0] + sides[1], kept=_OF_INPUT_FOLDERS
     )
     need("scipy", "arch", *(("plotly", "jinja2") if ".html" in files else ()))
-    from torchperf_ros.observe.runs import verdict as text
+    from torchperf_ros.observe.runs import comparison as text
     from torchperf_ros.observe.runs.comparison import compare as judge
     from torchperf_ros.replay.run_reading import load_run
 
@@ -129,7 +129,7 @@ def compare(
     if ".md" in files:
         _write(files[".md"], text.markdown(found))
     if ".html" in files:
-        from torchperf_ros.observe.runs.verdict import verdict_page
+        from torchperf_ros.observe.runs.comparison import verdict_page
 
         _write(files[".html"], verdict_page(found))
     if ".json" in files:
@@ -154,7 +154,7 @@ def _write(path: Path, text: str) -> None:
 
 def _show(comparison: "Comparison") -> None:
     from torchperf_ros.api.text import console_table
-    from torchperf_ros.observe.runs import verdict as text
+    from torchperf_ros.observe.runs import comparison as text
     from torchperf_ros.observe.runs.changes import Judgement
 
     shown, bad = console(_PLAIN_WIDTH), "bold red"
