@@ -17,7 +17,7 @@ from torchperf_ros.observe.telemetry.record_stream import MessageRecord
 from torchperf_ros.workers.frame_ring import FrameReader, FrameRing, InputBytes
 from torchperf_ros.workers.incident_folder import IncidentFolder
 
-from ..telemetry.frame_records import frame_record
+from .telemetry.frame_records import frame_record
 
 TYPE = "std_msgs/msg/String"
 SETUP = {

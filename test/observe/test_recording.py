@@ -23,7 +23,7 @@ from torchperf_ros.stage.frame import StepTimes
 from torchperf_ros.stage.frame_table import KEPT
 from torchperf_ros.workers.frame_ring import FrameRing
 
-from ..telemetry.frame_records import answered_frame, frame_record
+from .telemetry.frame_records import answered_frame, frame_record
 
 WITHIN_S = 200.0
 SETUP = {
