@@ -11,7 +11,7 @@ from typing import Final
 
 from torchperf_ros.api.errors import TorchperfError
 from torchperf_ros.observe.runs.run_log import RUN_FILE
-from torchperf_ros.replay.logs.log_folder import SUFFIXES
+from torchperf_ros.replay.logs.log_reader import SUFFIXES
 from torchperf_ros.replay.logs.log_storage import LogError
 from torchperf_ros.replay.replay_options import recording_in
 
