@@ -57,11 +57,12 @@ from benchmarks.rig.report import Report, Target, say
 from torchperf_ros.api.cdr import restamped
 from torchperf_ros.api.clock import NS_PER_S
 from torchperf_ros.models.road_scene import ODOMETRY_TYPE, odometry_cdr
-from torchperf_ros.replay.batch.batch_logs import FoundLog, find_logs
-from torchperf_ros.replay.batch.batch_tasks import (
+from torchperf_ros.replay.batch_tasks import (
     BatchOptions,
     Ended,
+    FoundLog,
     LogTask,
+    find_logs,
     open_cluster,
     replay_on,
     replay_one,

@@ -1,16 +1,13 @@
 """`torchperf doctor` on logs: what it prints, its figures, and its exit status."""
 
 import json
-import sys
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from torchperf_ros.tools.main import app
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "runs"))
-import report_logs as logs
+from .runs import report_logs as logs
 
 
 def doctor(*arguments):

@@ -125,8 +125,8 @@ class _Replay(contextlib.ExitStack):
         options = self._options
         if options.pace != "virtual":
             return (RealPace if options.pace == "real" else ReplayPace)(start_ns)
-        from torchperf_ros.replay.virtual.step_times import read_step_times
-        from torchperf_ros.replay.virtual.virtual_stage import VirtualPace
+        from torchperf_ros.replay.step_times import read_step_times
+        from torchperf_ros.replay.virtual_stage import VirtualPace
 
         times = read_step_times(options.step_times, self._log, self._config, options.seed, self._note)
         return VirtualPace(start_ns, times)

@@ -17,7 +17,7 @@ from torchperf_ros.tools.shell import File, Files, Texts
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from torchperf_ros.replay.batch.batch_tasks import BatchOptions
+    from torchperf_ros.replay.batch_tasks import BatchOptions
     from torchperf_ros.replay.replay_options import ReplayOptions
     from torchperf_ros.replay.replay_result import ReplayResult
 
@@ -109,7 +109,7 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter for each option
 
         start_base()  # it imports torch while this process imports the rest
     with shell.console(stderr=True).status("loading"):
-        from torchperf_ros.replay.batch.batch_logs import is_batch
+        from torchperf_ros.replay.batch_tasks import is_batch
         from torchperf_ros.replay.replay_options import ReplayOptions
         from torchperf_ros.settings.params_file import parse_value
 
@@ -133,7 +133,7 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter for each option
     files = list(named.values())
     scheduler = "" if parallel.isdecimal() else parallel
     if is_batch(logs):
-        from torchperf_ros.replay.batch.batch_tasks import BatchOptions
+        from torchperf_ros.replay.batch_tasks import BatchOptions
 
         at_once = 0 if scheduler else int(parallel)
         batch = BatchOptions(target or Path("replays"), at_once, scheduler)
@@ -148,7 +148,7 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter for each option
 def _many(
     logs: list[Path], options: "ReplayOptions", batch: "BatchOptions", files: list[Path], dry_run: bool
 ) -> int:
-    from torchperf_ros.replay.batch.batch import plan_batch, replay_batch
+    from torchperf_ros.replay.batch import plan_batch, replay_batch
 
     if files:
         raise ConfigError(

@@ -17,7 +17,7 @@ from torchperf_ros.replay.replay_options import ReplayOptions
 from torchperf_ros.stage.frame_table import FRAME
 from torchperf_ros.workers.worker_process import WorkerProcess
 
-from ..conftest import MS, START_NS, drive, one_stage, point, two_stages, write_points
+from .conftest import MS, START_NS, drive, one_stage, point, two_stages, write_points
 
 
 def run(log, folder, times, *, values=None, name="out", **options):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.api.outcome import Outcome
-from torchperf_ros.replay.virtual.step_times import RunTimes, Spread, StageTimes, TierTimes, read_step_times
+from torchperf_ros.replay.step_times import RunTimes, Spread, StageTimes, TierTimes, read_step_times
 from torchperf_ros.settings.params_file import config_of
 from torchperf_ros.stage.frame import StepTimes
 

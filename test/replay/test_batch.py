@@ -27,13 +27,15 @@ from typer.testing import CliRunner
 
 from torchperf_ros.api.errors import ConfigError, TorchperfError
 from torchperf_ros.observe.runs.run_log import read_run
-from torchperf_ros.replay.batch.batch import plan_batch, replay_batch
-from torchperf_ros.replay.batch.batch_logs import BatchError, find_logs, is_batch
-from torchperf_ros.replay.batch.batch_tasks import (
+from torchperf_ros.replay.batch import plan_batch, replay_batch
+from torchperf_ros.replay.batch_tasks import (
     KIND,
+    BatchError,
     BatchOptions,
     LogTask,
     default_parallel,
+    find_logs,
+    is_batch,
     open_cluster,
     owner_in,
     replay_one,
@@ -44,12 +46,12 @@ from torchperf_ros.replay.logs.log_storage import LogError
 from torchperf_ros.replay.replay_options import ReplayOptions, read_config
 from torchperf_ros.tools.main import app
 
-from ..conftest import one_stage, write_drive
+from .conftest import one_stage, write_drive
 
 for _name in ("dask", "distributed", "pyarrow"):
     pytest.importorskip(_name, reason=f"{_name} is not installed")
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class Drives:
@@ -220,7 +222,7 @@ def test_given_a_task_whose_command_has_ended_when_it_looks_then_it_ends_too_and
 
 
 def test_given_no_cluster_at_the_address_then_the_error_names_it(drives, monkeypatch):
-    monkeypatch.setattr("torchperf_ros.replay.batch.batch_tasks._CONNECT_S", 0.2)
+    monkeypatch.setattr("torchperf_ros.replay.batch_tasks._CONNECT_S", 0.2)
     with pytest.raises(BatchError, match="^--parallel tcp://127.0.0.1:1: no scheduler answers there"):
         drives.replay(write_drive(drives.logs / "good"), scheduler="tcp://127.0.0.1:1")
 
@@ -459,7 +461,7 @@ def test_given_a_folder_without_permission_when_searched_then_it_is_said_and_the
     code = """if True:
         import sys
         from pathlib import Path
-        from torchperf_ros.replay.batch.batch_logs import find_logs
+        from torchperf_ros.replay.batch_tasks import find_logs
         folder = Path(sys.argv[1])
         print([log.name for log in find_logs([folder], say=print)])"""
     unprivileged = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
@@ -525,12 +527,12 @@ def test_given_logs_beside_each_other_when_replayed_then_they_share_the_cores(
 
 
 def test_given_a_fresh_interpreter_when_the_replay_of_many_is_imported_then_dask_is_not_loaded():
-    code = "import torchperf_ros.replay.batch.batch, sys; print(*sys.modules)"
+    code = "import torchperf_ros.replay.batch, sys; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     loaded = set(done.stdout.split())
-    assert "torchperf_ros.replay.batch.batch_tasks" in loaded
+    assert "torchperf_ros.replay.batch_tasks" in loaded
     assert loaded & {"dask", "distributed", "pyarrow", "torch", "rclpy"} == set()
 
 

@@ -16,7 +16,7 @@ from torchperf_ros.api.clock import NS_PER_MS, NS_PER_S, Clock, VirtualClock
 from torchperf_ros.api.outcome import Outcome
 from torchperf_ros.replay.replay_record import ReplayRecord
 from torchperf_ros.replay.replay_stages import ReplayPace, ReplayStages
-from torchperf_ros.replay.virtual.step_times import RunTimes, StageTimes
+from torchperf_ros.replay.step_times import RunTimes, StageTimes
 from torchperf_ros.settings.config import StageConfig
 from torchperf_ros.stage.frame import StepTimes
 from torchperf_ros.stage.hooks import StageMachinery

@@ -24,7 +24,7 @@ from torchperf_ros.replay.replay_record import ReplayRecord
 from torchperf_ros.replay.run_reading import load_run, read_runs
 from torchperf_ros.workers.frame_ring import FrameRing
 
-from ..conftest import MS, START_NS, one_stage, point, write_points
+from .conftest import MS, START_NS, one_stage, point, write_points
 
 BUDGET_MS, RUN_MS = 50.0, 10.0
 ARRAY = "std_msgs/msg/Float64MultiArray"

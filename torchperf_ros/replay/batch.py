@@ -18,9 +18,15 @@ from rich.progress import Progress
 
 from torchperf_ros.api.errors import TorchperfError
 from torchperf_ros.api.text import console_table, percent
-from torchperf_ros.replay.batch import batch_tasks as results
-from torchperf_ros.replay.batch.batch_logs import BatchError, FoundLog, find_logs
-from torchperf_ros.replay.batch.batch_tasks import BatchOptions, open_cluster, replay_on
+from torchperf_ros.replay import batch_tasks as results
+from torchperf_ros.replay.batch_tasks import (
+    BatchError,
+    BatchOptions,
+    FoundLog,
+    find_logs,
+    open_cluster,
+    replay_on,
+)
 from torchperf_ros.replay.replay_options import ReplayOptions, read_config
 from torchperf_ros.stage.health import too_many_superseded
 

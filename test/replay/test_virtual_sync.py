@@ -14,7 +14,7 @@ from torchperf_ros.replay.replay import replay
 from torchperf_ros.replay.replay_options import ReplayOptions
 from torchperf_ros.tools.replay_command import _lines
 
-from ..conftest import MS, START_NS, drive, one_stage, point, write_points
+from .conftest import MS, START_NS, drive, one_stage, point, write_points
 
 RUN_MS, WAIT_MS = 8.0, 15.0
 OTHER = 1 << 1
