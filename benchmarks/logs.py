@@ -68,9 +68,9 @@ from torchperf_ros.replay.batch_tasks import (
     replay_one,
 )
 from torchperf_ros.replay.logs.log_reader import LogReader
-from torchperf_ros.replay.output_log import OutputLog
 from torchperf_ros.replay.replay import replay
 from torchperf_ros.replay.replay_options import ReplayOptions
+from torchperf_ros.replay.replay_record import OutputLog
 
 if TYPE_CHECKING:
     from distributed import Client

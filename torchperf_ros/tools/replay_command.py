@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from torchperf_ros.replay.batch_tasks import BatchOptions
+    from torchperf_ros.replay.replay import ReplayResult
     from torchperf_ros.replay.replay_options import ReplayOptions
-    from torchperf_ros.replay.replay_result import ReplayResult
 
 _PARTIAL = 1
 _GOOD = {

@@ -17,9 +17,8 @@ from torchperf_ros.api.errors import TorchperfError
 from torchperf_ros.replay.golden import golden_file
 from torchperf_ros.replay.golden.message_rule import BUILT_IN, Rules, check_rules
 from torchperf_ros.replay.golden.pytest_plugin import REFRESHED
-from torchperf_ros.replay.replay import replay
+from torchperf_ros.replay.replay import ReplayResult, replay
 from torchperf_ros.replay.replay_options import ReplayOptions
-from torchperf_ros.replay.replay_result import ReplayResult
 
 _FOLDER: Final = "TORCHPERF_FIELDLOGS"
 _OF_THE_LOG: Final = "log"

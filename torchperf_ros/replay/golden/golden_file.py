@@ -16,8 +16,8 @@ from mcap.reader import make_reader
 
 from torchperf_ros.api.errors import TorchperfError
 from torchperf_ros.replay.golden.message_rule import Difference, Rules, compare_messages
-from torchperf_ros.replay.output_log import OutputLog
-from torchperf_ros.replay.replay_result import PublishedFrame, ReplayResult, stamp_text, text_columns
+from torchperf_ros.replay.replay import PublishedFrame, ReplayResult, stamp_text, text_columns
+from torchperf_ros.replay.replay_record import OutputLog
 
 _ORIGIN: Final = "torchperf_golden"
 _WORD: Final = (1 << 64) - 1
