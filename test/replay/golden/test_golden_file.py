@@ -8,7 +8,7 @@ import dataclasses
 import pytest
 
 from torchperf_ros.api.messages import encode
-from torchperf_ros.replay.golden.golden_file import (
+from torchperf_ros.replay.golden.fixtures import (
     GoldenError,
     compare_frames,
     golden_of,
