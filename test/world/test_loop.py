@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -222,7 +224,7 @@ def test_given_a_log_of_a_drive_when_replayed_then_the_stages_give_the_same_plan
     [
         ("best", 1, "none", "arm 'best' is not there; it has to be one of: zero, watched, naive"),
         ("zero", 3, "none", "load 3 is not there; it has to be one of: 1, 4"),
-        ("zero", 1, "gremlins", "faults 'gremlins' are not there; it has to be one of: none, bench"),
+        ("zero", 1, "gremlins", "faults 'gremlins' are not there; they have to be one of: none, bench"),
         (
             "zero",
             1,
@@ -232,6 +234,7 @@ def test_given_a_log_of_a_drive_when_replayed_then_the_stages_give_the_same_plan
         ("zero", 1, "stall=often", "faults 'stall=often' cannot be read; it has to be KIND=NUMBER"),
         ("zero", 1, "stall=1e9", "so many a minute, 0 to 60"),
         ("zero", 1, "stall=nan", "faults 'stall=nan' cannot be read"),
+        ("zero", 1, "stall=1,nan=2,stall=3", "faults 'stall=1,nan=2,stall=3': names stall twice"),
     ],
 )
 def test_given_a_word_that_is_not_there_when_driven_then_the_error_says_what_there_is(
@@ -239,6 +242,31 @@ def test_given_a_word_that_is_not_there_when_driven_then_the_error_says_what_the
 ):
     with pytest.raises(ConfigError, match=match):
         drive(Drive(short(), arm, load, faults))
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    seed=st.integers(-1, 2_000_000),
+    rate=st.floats(0.0, 60.0),
+    restart_ms=st.none() | st.floats(),
+)
+@example(seed=440_000, rate=60.0, restart_ms=None)
+@example(seed=1, rate=60.0, restart_ms=float("inf"))
+@example(seed=1, rate=5e-324, restart_ms=None)
+def test_given_any_numbers_when_driven_then_they_are_driven_or_the_error_says_what_would_be_right(
+    seed, rate, restart_ms
+):
+    refused = None
+    try:
+        one = Drive(short(seed=seed, seconds=0.3), "naive", 1, f"each={rate!r}", restart_ms=restart_ms)
+        end_s = drive(one).world.now_s
+    except ConfigError as error:
+        refused = str(error)
+    if refused is None:
+        assert end_s == pytest.approx(0.3)
+    else:
+        assert "has to be" in refused
+        assert not 0 <= seed <= 440_000 or not 0.0 <= (restart_ms or 0.0) <= 3.6e6
 
 
 # -- checks of the harness
@@ -293,6 +321,7 @@ def test_given_faults_by_rate_when_drawn_then_so_many_come_a_minute_and_only_of_
     assert found.count("hang") == pytest.approx(10, abs=8)
     assert set(kinds("each=4")) == {"stall", "gil", "raise", "nan", "hang", "sigkill"}
     assert kinds("each=0") == []
+    assert kinds("hang=2,each=0") == kinds("each=0,hang=2") == ["hang"] * found.count("hang")
     assert DrawnRuns(1, 1, "blind=6").blind == pytest.approx(0.1)
     assert DrawnRuns(1, 1, "each=6").blind == 0.0
 

@@ -248,7 +248,9 @@ def _frame() -> tuple[str, _Json, _Json]:
     more = {
         "step": _described(_COUNT, "of an anytime model, whose outputs these are; or 0"),
         "input_shapes": _described(_or_null("string"), shapes),
-        "batch": _described(_or_null("integer"), "first dimension of the model's first input"),
+        "batch": _described(
+            _or_null("integer"), "first dimension of the model's first input, of all frames of its run"
+        ),
     }
     always |= {
         "stage": _STAGE,
