@@ -12,7 +12,7 @@ from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.api.outcome import Outcome
 from torchperf_ros.replay.replay import replay
 from torchperf_ros.replay.replay_options import ReplayOptions
-from torchperf_ros.tools.replay_command import _lines
+from torchperf_ros.tools.log_commands import _lines
 
 from .conftest import MS, START_NS, drive, one_stage, point, write_points
 
