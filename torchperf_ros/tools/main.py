@@ -11,7 +11,6 @@ from typing import Annotated, Any, Final
 import typer
 
 from torchperf_ros import __version__
-from torchperf_ros.tools.compile_command import cache, compile_tiers, evidence
 from torchperf_ros.tools.drive_commands import (
     demo,
     doctor,
@@ -31,7 +30,7 @@ from torchperf_ros.tools.log_commands import (
     replay,
     report,
 )
-from torchperf_ros.tools.model_commands import check, inspect, tune
+from torchperf_ros.tools.model_commands import cache, check, compile_tiers, evidence, inspect, tune
 from torchperf_ros.tools.shell import Command, CommandGroup
 
 _WIDE: Final = 80  # columns; in fewer, tables of options would cut off their names
