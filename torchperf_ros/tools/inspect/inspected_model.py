@@ -17,7 +17,7 @@ import torch
 
 from torchperf_ros.api.adapter import Adapter
 from torchperf_ros.api.errors import TorchperfError
-from torchperf_ros.api.module_path import look_here_after_python
+from torchperf_ros.api.import_paths import look_here_after_python
 from torchperf_ros.engines.built_tier import BuiltTier, Inputs, build_model
 from torchperf_ros.engines.parity import random_like
 

@@ -5,12 +5,12 @@ import sys
 
 import pytest
 
-from torchperf_ros.api.module_path import look_here_after_python
+from torchperf_ros.api.import_paths import look_here_after_python
 
 LOOK = """
 import sys
 import torchperf_ros
-print(torchperf_ros.api.module_path.is_own_process())
+print(torchperf_ros.api.import_paths.is_own_process())
 """
 
 
