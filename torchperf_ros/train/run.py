@@ -19,9 +19,8 @@ import torch
 from safetensors.torch import save
 
 from torchperf_ros import __version__
-from torchperf_ros.api.adapter import load_adapter
+from torchperf_ros.api.adapter import HELD_OUT, Task, load_adapter
 from torchperf_ros.api.errors import ConfigError, TorchperfError
-from torchperf_ros.api.training_task import HELD_OUT, Task
 from torchperf_ros.engines.device import choose_device
 from torchperf_ros.observe.telemetry.machine import machine_now
 from torchperf_ros.train.labelled_log import LabelledLog
