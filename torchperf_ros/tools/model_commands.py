@@ -453,8 +453,7 @@ def inspect(
     with shell.console(stderr=True).status("importing torch") as status:
         from torchperf_ros.engines.device import Device as Place
         from torchperf_ros.engines.device import choose_device
-        from torchperf_ros.tools.inspect.inspected_model import load_model
-        from torchperf_ros.tools.inspect.inspection import Inspection, as_json, show
+        from torchperf_ros.tools.inspection import Inspection, as_json, load_model, show
 
         place = Place(choose_device(device), threads=0).device  # with as many CPU threads as a worker has
         status.update(f"loading {target}")
