@@ -19,9 +19,8 @@ import torch
 from benchmarks.rig.arguments import arguments_of
 from benchmarks.rig.figures import distribution
 from benchmarks.rig.report import Report, Target, say
-from torchperf_ros.api.adapter import Received
+from torchperf_ros.api.adapter import HELD_OUT, Received
 from torchperf_ros.api.messages import decode, empty_message, encode
-from torchperf_ros.api.training_task import HELD_OUT
 from torchperf_ros.engines.stopwatch import time_interleaved
 from torchperf_ros.models.closed_loop import ODOMETRY
 from torchperf_ros.models.fusion import FusionAdapter

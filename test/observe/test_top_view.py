@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from torchperf_ros.api.outcome import Fallback, Outcome
-from torchperf_ros.observe.telemetry.fields import typed
+from torchperf_ros.observe.telemetry.diagnostics import typed
 from torchperf_ros.observe.telemetry.node_state import NodeEvent, NodeState, SeenFrame, StageState
 from torchperf_ros.observe.top import Screen, save_svg
 from torchperf_ros.observe.top_view import node_line, node_picture, node_title

@@ -11,10 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchperf_ros.api.adapter import Adapter, Received
+from torchperf_ros.api.adapter import Adapter, Received, open_task
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.api.messages import empty_message
-from torchperf_ros.api.training_task import open_task
 from torchperf_ros.models.closed_loop import ODOMETRY
 from torchperf_ros.models.detection_messages import KINDS, MARKER_ARRAY, Cube, CubeMarkers
 from torchperf_ros.models.networks import (

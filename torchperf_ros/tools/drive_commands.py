@@ -185,7 +185,7 @@ def doctor(
         need("rclpy")
     check_outputs({"--json": json_file}, [log] if log else [])
     with console(stderr=True).status("loading"):
-        from torchperf_ros.observe.doctor.doctor import as_json, examine_log, examine_node, show
+        from torchperf_ros.observe.doctor import as_json, examine_log, examine_node, show
         from torchperf_ros.replay.run_reading import read_runs
     with progress_bars() as bars:
         if log is not None:

@@ -16,8 +16,8 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional
 
+from torchperf_ros.api.adapter import Task
 from torchperf_ros.api.errors import ConfigError
-from torchperf_ros.api.training_task import Task
 from torchperf_ros.models.camera import examples_of
 from torchperf_ros.models.networks import (
     BOX_FIELDS,

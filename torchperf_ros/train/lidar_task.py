@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from torchperf_ros.api.training_task import Task
+from torchperf_ros.api.adapter import Task
 from torchperf_ros.models.closed_loop import Floats
 from torchperf_ros.models.networks import (
     AHEAD_M,

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchperf_ros.api.adapter import HELD_OUT, Task
 from torchperf_ros.api.clock import NS_PER_MS
-from torchperf_ros.api.training_task import HELD_OUT, Task
 from torchperf_ros.models.closed_loop import AHEAD_S, POSES, RANGES_M, STEP_S, Floats, plan_along
 from torchperf_ros.models.detection_messages import Detection, MarkerArrays
 from torchperf_ros.models.networks import (

@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from torchperf_ros.api.errors import ConfigError
-from torchperf_ros.observe.runs.page import Block, Page, number_cell, table
+from torchperf_ros.observe.runs.report import Block, Page, number_cell, table
 from torchperf_ros.world.latencies import FAULTS, RATED, usual_times
 from torchperf_ros.world.loop import (
     ARMS,

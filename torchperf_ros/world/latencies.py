@@ -13,7 +13,7 @@ from typing import Final
 from torchperf_ros.api.clock import NS_PER_S
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.api.outcome import Outcome
-from torchperf_ros.replay.virtual.step_times import RunTimes, Spread, StageTimes, TierTimes
+from torchperf_ros.replay.step_times import RunTimes, Spread, StageTimes, TierTimes
 from torchperf_ros.world.world import start_ns
 
 STAGES: Final = ("perception", "planning")

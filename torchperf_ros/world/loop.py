@@ -33,12 +33,11 @@ from torchperf_ros.models.closed_loop import (
 )
 from torchperf_ros.models.road_scene import CAMERA_HEIGHT_M, HORIZON, HORIZONTAL_FOV_DEG
 from torchperf_ros.replay.log_feed import absolute
-from torchperf_ros.replay.output_log import OutputLog
 from torchperf_ros.replay.replay_options import paced
-from torchperf_ros.replay.replay_record import ReplayRecord
+from torchperf_ros.replay.replay_record import OutputLog, ReplayRecord
 from torchperf_ros.replay.replay_stages import ReplayStages
-from torchperf_ros.replay.virtual.step_times import read_step_times
-from torchperf_ros.replay.virtual.virtual_stage import KeptPools, VirtualPace
+from torchperf_ros.replay.step_times import read_step_times
+from torchperf_ros.replay.virtual_stage import KeptPools, VirtualPace
 from torchperf_ros.safety.emergency import Emergency
 from torchperf_ros.safety.guard import Guard
 from torchperf_ros.settings.params_file import config_of

@@ -31,10 +31,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchperf_ros.api.adapter import Adapter, open_adapter
+from torchperf_ros.api.adapter import Adapter, Task, open_adapter
 from torchperf_ros.api.clock import NS_PER_S
 from torchperf_ros.api.errors import AdapterError, TorchperfError, one_line
-from torchperf_ros.api.training_task import Task
 from torchperf_ros.engines.built_tier import (
     BuiltTier,
     Call,
