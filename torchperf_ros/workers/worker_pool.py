@@ -47,8 +47,9 @@ _PROVEN_FRAMES = 150  # of a camera of 30 Hz in 5 s; a worker of several streams
 class RestartPolicy:
     """Exponential back-off over early deaths, those within `proven_s` of being ready.
 
-    A worker that had served for longer, or as many frames as a camera sends in that time, is replaced at once, and what came before is forgotten; so is one
-    that dies early for the first time. Each further early death doubles the delay, from 0.5 up to 30 s.
+    A worker that had served for longer, or as many frames as a camera sends in that time, is replaced at
+    once, and what came before is forgotten; so is one that dies early for the first time. Each further
+    early death doubles the delay, from 0.5 up to 30 s.
     After three early deaths in a row the failure is lasting: health says so, and the delay goes on growing
     as before. After an error that no restart mends the failure is lasting at once, and the delay the
     longest.
