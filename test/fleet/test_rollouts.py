@@ -10,8 +10,8 @@ import pytest
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.api.outcome import Fallback, GuardVerdict, Outcome
 from torchperf_ros.fleet import rollouts, sources
+from torchperf_ros.fleet.comparer import Pair, PairBlock, PairFigures
 from torchperf_ros.fleet.guards import CandidateFigures, Guards, broken_guard, why_not_to_serve
-from torchperf_ros.fleet.pair_figures import Pair, PairBlock, PairFigures
 from torchperf_ros.fleet.plan import RolloutStep, utc_now
 from torchperf_ros.fleet.records import read_records, record_files
 from torchperf_ros.fleet.rollouts import Rollouts

@@ -14,6 +14,7 @@ from torchperf_ros.tools.inspection import (
     explain_recompilations,
     load_model,
     shapes_text,
+    takes_tensor,
 )
 
 from . import graph_samples
@@ -58,6 +59,24 @@ def test_given_a_class_a_factory_or_a_function_when_loaded_then_it_can_be_called
     assert isinstance(model.call, torch.nn.Module) == (not target.endswith("any_shape"))
     model.call(*model.input_sets[0])
     assert not getattr(model.call, "training", False)
+
+
+@pytest.mark.parametrize(
+    ("name", "same"),
+    {
+        **dict.fromkeys(("scaled", "as_float", "counted"), True),
+        **dict.fromkeys(("rescaled", "wraps", "inverted", "precise", "Average"), False),
+    }.items(),
+)
+def test_given_a_number_that_a_tensor_may_stand_for_when_tried_then_answers_and_what_is_kept_decide(
+    name, same
+):
+    """The number is older than its source, larger than its type, no truth, more precise, or kept."""
+    model = load(f"{SAMPLES}:{name}")
+    item = torch.Tensor.item
+    assert takes_tensor(model, str(SAMPLES), breaking_line(name)) is same
+    assert torch.Tensor.item is item
+    assert not takes_tensor(model, str(SAMPLES), 1), "no number is read there"
 
 
 def test_given_sizes_and_types_when_made_then_they_are_as_written():
@@ -127,6 +146,7 @@ BAD = {
     "item_then_branch": BreakKind.NUMBER,
     "scaled": BreakKind.SCALAR,
     "keyed": BreakKind.NUMBER,
+    "rescaled": BreakKind.NUMBER,
     "whole": BreakKind.NUMBER,
     "excepted": BreakKind.NUMBER,
     "element_loop": BreakKind.LOOP,

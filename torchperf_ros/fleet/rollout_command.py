@@ -261,7 +261,7 @@ def check(
     Exit status: 0 if the plan can be followed, with any role of the vehicle, 2 if not.
     """
     need(*_LIBRARIES)
-    from torchperf_ros.fleet import signature, targeting, vehicle_state
+    from torchperf_ros.fleet import signature, targeting, vehicle
     from torchperf_ros.fleet.plan import utc_now
     from torchperf_ros.fleet.vehicle import SignedFiles, placement_of
 
@@ -270,7 +270,7 @@ def check(
     signature.check_time(found, utc_now(), f"plan {plan}")
     # Permissions of the files here say nothing about those on the vehicle.
     files = SignedFiles(plan.parent, lambda _path: "")
-    place = placement_of(found, facts, vehicle_state.VehicleState(), files.changed)
+    place = placement_of(found, facts, vehicle.VehicleState(), files.changed)
     typer.echo(f"{place.role.value}: {place.why}")
 
 
@@ -301,7 +301,7 @@ def status(
     standing, move, brought = _standing(found, folders)
     _show(found, standing, move, brought.left_out)
     if ".html" in files:
-        from torchperf_ros.fleet.status_page import status_page
+        from torchperf_ros.fleet.status import status_page
 
         files[".html"].write_text(status_page(found, standing, move, brought.left_out), encoding="utf-8")
     if ".json" in files:
@@ -467,14 +467,14 @@ def _standing(plan: "RolloutPlan", folders: list[Path]) -> "tuple[RolloutStandin
     with progress_bars() as bars:
         brought = read_records(record_files(folders), follow(bars, "reading records"))
     now = utc_now()
-    brought = brought.until(now.timestamp())
+    brought = brought.until(now.timestamp()).of_plan(plan)
     standing = standing_of(plan, brought, now)
     return standing, next_move(plan, standing), brought
 
 
 # texts
 def _show(plan: "RolloutPlan", standing: "RolloutStanding", move: "Move", left_out: Any) -> None:  # noqa: ANN401
-    from torchperf_ros.fleet.status_page import headline, tables
+    from torchperf_ros.fleet.status import headline, tables
 
     shown = console(_PLAIN_WIDTH)
     say(shown, headline(plan), "bold")
@@ -502,7 +502,7 @@ def _next(
     """Sign what comes next, and write it, or say what would be written."""
     from torchperf_ros.fleet import signature
     from torchperf_ros.fleet.plan import plan_of, utc_now
-    from torchperf_ros.fleet.status_page import headline
+    from torchperf_ros.fleet.status import headline
 
     if path.suffix in _YAML:
         fail(f"{path}: is not signed; `torchperf rollout sign {path}` comes first")

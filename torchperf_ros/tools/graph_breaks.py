@@ -201,9 +201,9 @@ class BreakKind(Enum):
     NUMBER = (
         "tensor read as Python number",
         (
-            "It is a key, an index, a size, a condition, whole, text or kept, and not only computed with. A 0-d"
-            " tensor in its place is another key each time, keeps its fraction, or is read again. Read it"
-            " after the model returned, or split the model there."
+            "It is a key, an index, a size, a condition, whole, text or kept, or computed with as no 0-d tensor"
+            " is: in its place that is another key each time, keeps its fraction, changes with its source, or is"
+            " read again. Read it after the model returned, or split the model there."
         ),
     )
     PRINT = (

@@ -5,6 +5,7 @@ compiler's messages are kept. `show` prints it, `as_json` is for machines.
 """
 
 import contextlib
+import copy
 import importlib
 import importlib.util
 import inspect
@@ -17,7 +18,8 @@ import re
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,11 +36,13 @@ from torchperf_ros.api.import_paths import look_here_after_python
 from torchperf_ros.api.text import console_table
 from torchperf_ros.engines.built_tier import BuiltTier, Inputs, build_model
 from torchperf_ros.engines.model_transforms import quiet_log
-from torchperf_ros.engines.parity import random_like
+from torchperf_ros.engines.outputs import flat_numbers, layout_of
+from torchperf_ros.engines.parity import random_inputs, random_like
 from torchperf_ros.tools import graph_breaks
-from torchperf_ros.tools.graph_breaks import GraphBreak, SourceLine
+from torchperf_ros.tools.graph_breaks import BreakKind, GraphBreak, SourceLine
 
 _SEED = 0
+_TRIED, _NEAR = 4, 1e-5  # drawn inputs of each size, and how near answers are that are the same
 _SPEC = re.compile(r"(scalar|\d+(?:x\d+)*)(?::(\w+))?")
 
 
@@ -86,6 +90,86 @@ def load_model(
     return InspectedModel(
         target, call.eval().to(device) if isinstance(call, torch.nn.Module) else call, sets
     )
+
+
+def takes_tensor(model: InspectedModel, file: str, line: int) -> bool:
+    """Whether a model answers the same where this line keeps a 0-d tensor instead of its number: it is tried.
+
+    Copies of the model run on drawn inputs, one after the other. What they hold then has to be of the same
+    kinds, too: a tensor that is kept is more than a number.
+    """
+    inputs = [random_inputs(each, seed) for seed in range(_TRIED) for each in model.input_sets]
+    # A file may have been loaded more than once.
+    names = [vars(one) for one in [*sys.modules.values()] if getattr(one, "__file__", "") == file]
+    before, reads = [dict(one) for one in names], list[int]()
+    try:
+        numbers, held = _run(model, inputs, contextlib.nullcontext(), names)
+        tensors, held_then = _run(model, inputs, _kept_tensors(file, line, names, reads), names)
+    except Exception:  # the user's code: it cannot be copied, or does not take a tensor there
+        return False
+    finally:
+        for one, values in zip(names, before, strict=True):
+            one.update(values)
+    if not reads or held != held_then or list(map(layout_of, numbers)) != list(map(layout_of, tensors)):
+        return False
+    pairs = zip(flat_numbers(numbers), flat_numbers(tensors), strict=True)
+    return all(torch.allclose(one, other, _NEAR, _NEAR, equal_nan=True) for one, other in pairs)
+
+
+def _run(
+    model: InspectedModel,
+    inputs: list[Inputs],
+    how: AbstractContextManager[None],
+    names: Sequence[Mapping[str, Any]],
+) -> tuple[list[Any], list[dict[str, Any]]]:
+    """A copy's answers, and of what kinds everything is that its modules and its file then hold."""
+    call = copy.deepcopy(model.call)
+    torch.manual_seed(_SEED)
+    with torch.no_grad(), how:
+        outputs = [call(*(tensor.clone() for tensor in each)) for each in inputs]
+    held = [vars(one) for one in call.modules()] if isinstance(call, torch.nn.Module) else []
+    return outputs, [{name: _kind_of(value) for name, value in one.items()} for one in (*held, *names)]
+
+
+def _kind_of(value: Any) -> Any:  # noqa: ANN401
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return type(value), sorted({type(one).__name__ for one in value})
+    if isinstance(value, dict):
+        return type(value), *(sorted({type(one).__name__ for one in of}) for of in (value, value.values()))
+    return type(value)
+
+
+@contextlib.contextmanager
+def _kept_tensors(
+    file: str, line: int, names: Sequence[dict[str, Any]], reads: list[int]
+) -> Iterator[None]:
+    """Context in which `item()` and `float()` at a line give a 0-d tensor; `reads` grows by each."""
+    read = torch.Tensor.item
+
+    def kept(tensor: torch.Tensor) -> torch.Tensor | None:
+        frame = sys._getframe(2)
+        if (frame.f_code.co_filename, frame.f_lineno) != (file, line):
+            return None
+        reads.append(line)
+        return tensor.reshape(())
+
+    def item(tensor: torch.Tensor) -> Any:  # noqa: ANN401
+        found = kept(tensor)
+        return read(tensor) if found is None else found
+
+    def as_float(value: Any = 0.0) -> Any:  # noqa: ANN401
+        found = kept(value) if isinstance(value, torch.Tensor) else None
+        return float(value) if found is None else found
+
+    setattr(torch.Tensor, "item", item)  # noqa: B010
+    for one in names:
+        one["float"] = as_float
+    try:
+        yield
+    finally:
+        delattr(torch.Tensor, "item")
+        for one in names:
+            del one["float"]
 
 
 def shapes_text(inputs: Inputs) -> str:
@@ -185,7 +269,6 @@ def _make(spec: str, like: torch.Tensor | None, device: torch.device) -> torch.T
 
 # of the compiled model: what changes with each run is compiled 8 times before the compiler gives up
 _RUNS = 10
-
 _CALLS = ("call_function", "call_method", "call_module")
 _TRACE = logging.getLogger("torch.__trace")  # what TORCH_TRACE writes to a file
 _BREAKS_LOG = logging.getLogger("torch._dynamo.symbolic_convert.__graph_breaks")
@@ -366,6 +449,9 @@ class Inspection(logging.Handler):
                 if not self.failure:
                     progress(f"capturing graphs: {which}")
                     self.failure = self._compile(index)
+            for item in self.breaks:
+                if item.kind is BreakKind.SCALAR and not takes_tensor(self._model, *item.place):
+                    item.kind = BreakKind.NUMBER
         torch.compiler.reset()
         self.recompilations = explain_recompilations(self._recompile_reasons, self._function)
 

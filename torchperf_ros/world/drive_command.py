@@ -20,7 +20,7 @@ from rich.text import Text
 
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.observe.runs.report import Block, Page, number_cell, table
-from torchperf_ros.world.latencies import FAULTS, RATED
+from torchperf_ros.world.latencies import FAULTS, RATED, usual_times
 from torchperf_ros.world.loop import (
     ARMS,
     NAIVE_ARMS,
@@ -103,7 +103,8 @@ def write_page(one: Drive, driven: Driven, path: Path) -> None:
             annotation_position="bottom left",
         )
     page.section(
-        "From above, once a second: green is this vehicle, blue the others", [page.plots(("", road))]
+        "From above, once a second: green is this vehicle, red where it hit something, blue the others",
+        [page.plots(("", road))],
     )
     page.section(
         "Speed and time to collision",
@@ -188,7 +189,7 @@ def test_the_vehicle_hits_nothing():
 @pytest.mark.fieldlog("drive.mcap")
 def test_plans_are_as_they_were(replay, golden):
     """What the stages make of what the sensors sent; `pytest --refresh-golden` writes the golden plans."""
-    golden.check(replay(params="drive.yaml", pace="{pace}"), "planning")
+    golden.check(replay(params="drive.yaml", pace="virtual"{step_times}), "planning")
 '''
 
 
@@ -277,7 +278,7 @@ def _print(shown: Console, one: Drive, driven: Driven) -> None:
 
 
 def _write(one: Drive, driven: Driven, folder: Path) -> list[str]:
-    """Names of the files: page, figures, parameters of the stages, and the test."""
+    """Names of the files: page, figures, parameters of the stages, the test, and what that needs."""
     scenario = one.scenario
     write_page(one, driven, folder / "drive.html")
     row = {
@@ -299,11 +300,17 @@ def _write(one: Drive, driven: Driven, folder: Path) -> list[str]:
     (folder / "drive.yaml").write_text(text + "\n", encoding="utf-8")
     test = folder / f"test_{scenario.name}_{scenario.seed}_{one.arm}.py"
     when = f"load x{one.load}, faults {one.faults}"
-    pace = "virtual" if own is one else "fast"  # only our own logs say how long a run took
-    options = ""
+    names = ["drive.html", "drive.json", "drive.yaml", test.name]
+    options = step_times = ""
     if one.times is not None:
-        beside = f'Path(__file__).with_name("{one.times.name}")'
-        options = f", times={beside if one.times.parent == folder else repr(one.times)}"
+        options = f', times=Path(__file__).with_name("{one.times.name}")'
+    if own is not one:  # only our own logs say how long a run took
+        table = one.times
+        if table is None:
+            table = folder / "step_times.yaml"
+            table.write_text(json.dumps(usual_times(one.load), indent=1) + "\n", encoding="utf-8")
+            names.append(table.name)
+        step_times = f', step_times="{table.name}"'
     # How long a naive node takes says nothing of the arm that is tested in its place.
     options += "" if one.restart_ms is None or one.arm in NAIVE_ARMS else f", restart_ms={one.restart_ms}"
     test.write_text(
@@ -311,7 +318,7 @@ def _write(one: Drive, driven: Driven, folder: Path) -> list[str]:
             title=f"{scenario.name}, seed {scenario.seed}, {one.arm}",
             when=when,
             end=ended(driven),
-            pace=pace,
+            step_times=step_times,
             name=scenario.name,
             seed=scenario.seed,
             arm=own.arm,
@@ -321,7 +328,7 @@ def _write(one: Drive, driven: Driven, folder: Path) -> list[str]:
         ),
         encoding="utf-8",
     )
-    return ["drive.html", "drive.json", "drive.yaml", test.name]
+    return names
 
 
 class LiveView(Live):

@@ -75,6 +75,14 @@ _ENDINGS: Final = {
 }
 
 
+def usual_times(load: int) -> dict[str, dict[str, dict[str, float]]]:
+    """What the reference networks take as a rule, as a table for `replay --times`."""
+    return {
+        stage: {tier: {"inference_ms": ms * load} for tier, ms in zip(TIERS, medians_ms, strict=True)}
+        for stage, medians_ms in _MEDIANS_MS.items()
+    }
+
+
 def _rates(faults: str) -> dict[str, float]:
     """How often a minute each kind comes, of a text such as `hang=0.5,sigkill=2`."""
     named: dict[str, float] = {}
