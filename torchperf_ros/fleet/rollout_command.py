@@ -174,14 +174,14 @@ def sign(
     need(*_LIBRARIES)
     for file in gate or ():
         _check_gate(file)
-    from torchperf_ros.fleet import guards, signature
-    from torchperf_ros.fleet.plan import read_plan_file
+    from torchperf_ros.fleet import signature
+    from torchperf_ros.fleet.plan import PlanError, read_plan_file
 
     target = output or plan.with_suffix(".json")
     check_outputs({"--output": target}, (plan, key))
     found, private = read_plan_file(plan), signature.read_private_key(key)
     _check_usable(found, plan)
-    with suppress(OSError, guards.PlanError):  # nothing is there, or no plan of this key
+    with suppress(OSError, PlanError):  # nothing is there, or no plan of this key
         there = signature.read_signed(target.read_bytes(), private.public_key(), f"plan {target}")
         if there.stage == found.stage and there.serial > found.serial:
             older = f"its serial {found.serial} is older than {there.serial} of {target}"
@@ -261,11 +261,11 @@ def check(
     Exit status: 0 if the plan can be followed, with any role of the vehicle, 2 if not.
     """
     need(*_LIBRARIES)
-    from torchperf_ros.fleet import signature, targeting, vehicle
-    from torchperf_ros.fleet.plan import utc_now
+    from torchperf_ros.fleet import signature, vehicle
+    from torchperf_ros.fleet.plan import facts_of, utc_now
     from torchperf_ros.fleet.vehicle import SignedFiles, placement_of
 
-    facts = targeting.facts_of({"vehicle": "", **pairs("--fact", fact, "=", "NAME=VALUE")})
+    facts = facts_of({"vehicle": "", **pairs("--fact", fact, "=", "NAME=VALUE")})
     found = _read(plan, key)
     signature.check_time(found, utc_now(), f"plan {plan}")
     # Permissions of the files here say nothing about those on the vehicle.

@@ -13,9 +13,15 @@ import psutil
 
 from torchperf_ros.api.errors import ConfigError, TorchperfError
 from torchperf_ros.fleet.comparer import PairBlock
-from torchperf_ros.fleet.guards import CandidateFigures, Guards
-from torchperf_ros.fleet.plan import Candidate, candidate_of, read_candidate
-from torchperf_ros.fleet.targeting import TargetingError, facts_of
+from torchperf_ros.fleet.plan import (
+    Candidate,
+    CandidateFigures,
+    Guards,
+    TargetingError,
+    candidate_of,
+    facts_of,
+    read_candidate,
+)
 from torchperf_ros.settings.build_options import version_of
 from torchperf_ros.settings.config import BASE, RolloutOptions, StageConfig
 from torchperf_ros.settings.files import node_folder, user_folder

@@ -21,18 +21,26 @@ from pathlib import Path
 from typing import Any, Final
 
 from torchperf_ros.api.errors import ConfigError, TorchperfError
-from torchperf_ros.fleet.guards import WINDOW_S, CandidateFigures, Guards, PlanError, broken_guard
-from torchperf_ros.fleet.plan import DONE, HELD, ROLLED_BACK, RolloutPlan, utc_now
-from torchperf_ros.fleet.records import BLOCK_S, SERVING, Block, RecordWriter
-from torchperf_ros.fleet.signature import check_time, read_public_key, read_signed
-from torchperf_ros.fleet.targeting import (
+from torchperf_ros.fleet.plan import (
+    DONE,
+    HELD,
+    ROLLED_BACK,
     UNITS,
+    WINDOW_S,
+    CandidateFigures,
+    Guards,
+    PlanError,
+    RolloutPlan,
+    broken_guard,
     bucket_percent,
     check_installed,
     facts_of,
     is_for,
     unit_of,
+    utc_now,
 )
+from torchperf_ros.fleet.records import BLOCK_S, SERVING, Block, RecordWriter
+from torchperf_ros.fleet.signature import check_time, read_public_key, read_signed
 from torchperf_ros.settings.config import BASE
 from torchperf_ros.settings.files import (
     exposed_at,
