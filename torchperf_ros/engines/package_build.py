@@ -25,9 +25,8 @@ from torchperf_ros.engines.built_tier import (
     varying_dims,
 )
 from torchperf_ros.engines.device import Device, choose_device
-from torchperf_ros.engines.engine import EngineUnavailable, Runner, finished
+from torchperf_ros.engines.engine import CaptureFailed, CaptureRecord, EngineUnavailable, Runner, finished
 from torchperf_ros.engines.fingerprint import changing_weights, identify, tiers_of
-from torchperf_ros.engines.graph import CaptureFailed, CaptureRecord
 from torchperf_ros.engines.outputs import signature_of
 from torchperf_ros.engines.package import (
     ENGINES,

@@ -24,7 +24,7 @@ from torchperf_ros.api.errors import (
 from torchperf_ros.api.histories import work_for
 from torchperf_ros.api.messages import full_name, warm_up
 from torchperf_ros.engines.device import Device, choose_device, leave
-from torchperf_ros.engines.graph import CaptureFailed
+from torchperf_ros.engines.engine import CaptureFailed
 from torchperf_ros.engines.outputs import tensors_in
 from torchperf_ros.worker.batching import find_batching
 from torchperf_ros.worker.capture import step_into_background

@@ -17,9 +17,8 @@ from torchperf_ros.api.adapter import Adapter
 from torchperf_ros.api.errors import ConfigError, one_line
 from torchperf_ros.engines.built_tier import BuiltTier, Inputs, build_model, scoring_of, varying_dims
 from torchperf_ros.engines.device import Device
-from torchperf_ros.engines.engine import EngineUnavailable, Runner, finished
+from torchperf_ros.engines.engine import CaptureFailed, CaptureRecord, EngineUnavailable, Runner, finished
 from torchperf_ros.engines.fingerprint import code_hash, files_hash, identify, weights_hash
-from torchperf_ros.engines.graph import CaptureFailed, CaptureRecord
 from torchperf_ros.engines.kept_state import KeptState
 from torchperf_ros.engines.package import (
     ENGINES,
