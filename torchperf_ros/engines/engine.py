@@ -24,9 +24,9 @@ import torch
 
 from torchperf_ros.api.errors import ConfigError, TorchperfError
 from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs
+from torchperf_ros.engines.device import no_garbage_collection
 from torchperf_ros.engines.model_transforms import in_precision, matrix_precision, transform
 from torchperf_ros.engines.parity import DynamicDims
-from torchperf_ros.engines.stopwatch import no_garbage_collection
 from torchperf_ros.settings.build_options import (
     GRAPH,
     INT8_STATIC,
