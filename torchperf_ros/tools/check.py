@@ -47,8 +47,7 @@ from torchperf_ros.engines.outputs import (
 from torchperf_ros.engines.parity import KeptState, depends_on_state, random_inputs, same
 from torchperf_ros.settings.build_options import BuildOptions, axes_of, within
 from torchperf_ros.tools.log_frames import log_frames
-from torchperf_ros.worker.output_message import check_inputs, contradiction, output_message
-from torchperf_ros.worker.session import seed_from
+from torchperf_ros.worker.session import check_inputs, contradiction, output_message, seed_from
 from torchperf_ros.worker.tier import InvalidOutput, OutputCheck
 
 _IMAGE: Final = "sensor_msgs/msg/Image"

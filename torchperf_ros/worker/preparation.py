@@ -28,9 +28,8 @@ from torchperf_ros.engines.engine import CaptureFailed
 from torchperf_ros.engines.outputs import tensors_in
 from torchperf_ros.worker.batching import find_batching
 from torchperf_ros.worker.capture import step_into_background
-from torchperf_ros.worker.output_message import output_message
 from torchperf_ros.worker.reports import Reports, of_start, readable
-from torchperf_ros.worker.session import Prepared, Session, seed_from
+from torchperf_ros.worker.session import Prepared, Session, output_message, seed_from
 from torchperf_ros.worker.tier import InvalidOutput, OutputCheck, Tier
 from torchperf_ros.worker.tier_loader import TierLoader
 from torchperf_ros.workers.calibration import Batching, Calibration
