@@ -396,8 +396,9 @@ def _on_the_safe_side(
 ) -> Complex:
     """Velocities as they count: doubt is on the safe side, but not where there is time to see an object better.
 
-    What drives ahead of us may be slower, but reverses only where that is sure. What moves by no more
-    than noise stands. Where braking can wait for later arrays, what is ahead is as fast as it may well be.
+    What drives ahead of us may be slower, but reverses only where that is sure. What moves by no more than
+    noise stands.
+    Where braking can wait for later arrays, what is ahead is as fast as it may well be.
     """
     along = (velocities * heading.conjugate()).real
     less = np.where(ahead, np.minimum(_SURE * unsure, np.maximum(along, 0.0)), 0.0)
