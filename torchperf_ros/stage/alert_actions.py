@@ -221,7 +221,7 @@ class AlertActions:
         )
 
     def _try_without(self, now_ns: int) -> list[str]:
-        """Take back whatever else may go on only because of actions: without all of them alerts show what they are."""
+        """Take back all else that actions may keep going: without them, alerts show what they are."""
         changes = []
         for line in self._lines:
             kind = line.rule.alert

@@ -109,7 +109,7 @@ def inspect(
         inspection.run(status.update)
     show(inspection, shown, max_breaks)
     if json_file is not None:
-        json_file.write_text(json.dumps(as_json(inspection, max_breaks), indent=2), encoding="utf-8")
+        shell.write_output(json_file, json.dumps(as_json(inspection, max_breaks), indent=2))
     raise typer.Exit(inspection.exit_status(max_breaks))
 
 
