@@ -31,9 +31,8 @@ import torch
 
 from benchmarks.rig.arguments import add_some, arguments_of
 from benchmarks.rig.report import Report, Target, say
-from torchperf_ros.api.adapter import load_adapter
+from torchperf_ros.api.adapter import HELD_OUT, load_adapter
 from torchperf_ros.api.errors import one_line
-from torchperf_ros.api.training_task import HELD_OUT
 from torchperf_ros.engines.built_tier import BuiltTier, build_model, scoring_of
 from torchperf_ros.engines.package import ENGINES
 from torchperf_ros.engines.parity import check_engine

@@ -18,8 +18,7 @@ from torchperf_ros.fleet.rollouts import Rollouts
 from torchperf_ros.fleet.sources import ParameterSource, PlanSource, Wish, facts_of_vehicle
 from torchperf_ros.fleet.targeting import bucket_percent
 from torchperf_ros.fleet.trial import Trial
-from torchperf_ros.settings.config import node_config, stage_config
-from torchperf_ros.settings.rollout_options import rollout_options
+from torchperf_ros.settings.config import node_config, rollout_options, stage_config
 from torchperf_ros.stage.frame import Answer, Frame, Origin, StepTimes
 from torchperf_ros.stage.hooks import StagePorts
 from torchperf_ros.stage.stage import Stage

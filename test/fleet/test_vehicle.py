@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import pytest
 
-from test.settings.test_bounded_file import MIB
+from test.settings.test_files import MIB
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.fleet.plan import RolloutStep
 from torchperf_ros.fleet.records import read_records, record_files

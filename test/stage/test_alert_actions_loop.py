@@ -19,7 +19,7 @@ from torchperf_ros.api.outcome import Fallback, Outcome
 from torchperf_ros.models.detection_messages import MARKER_ARRAY, Detection, ImageFrame, MarkerArrays
 from torchperf_ros.observe.watch.watch import StageWatch
 from torchperf_ros.settings.config import stage_config
-from torchperf_ros.settings.stage_rules import ACTIONS, ALERTS
+from torchperf_ros.settings.stage_options import ACTIONS, ALERTS
 from torchperf_ros.stage.alert_actions import AlertActions
 from torchperf_ros.stage.alert_rules import answer_alert, death_alert, superseded_alert
 from torchperf_ros.stage.frame import StepTimes

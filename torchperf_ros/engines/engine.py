@@ -17,8 +17,13 @@ from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs
 from torchperf_ros.engines.graph import CaptureRecord, GraphReplay
 from torchperf_ros.engines.model_transforms import in_precision, matrix_precision, transform
 from torchperf_ros.engines.parity import DynamicDims
-from torchperf_ros.settings.build_options import GRAPH, INT8_STATIC, STATIC_ENGINE, BuildOptions
-from torchperf_ros.settings.shape_options import MOST_SHAPES
+from torchperf_ros.settings.build_options import (
+    GRAPH,
+    INT8_STATIC,
+    MOST_SHAPES,
+    STATIC_ENGINE,
+    BuildOptions,
+)
 from torchperf_ros.workers.package_cache import unquoted_path
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import torch
 from torchperf_ros.api.errors import TorchperfError
 from torchperf_ros.engines.built_tier import Call, Inputs
 from torchperf_ros.engines.stopwatch import no_garbage_collection
-from torchperf_ros.settings.user_folder import make_private
+from torchperf_ros.settings.files import make_private
 from torchperf_ros.workers.package_cache import CAPTURE_FAILED, CAPTURING, PackageCache
 from torchperf_ros.workers.package_manifest import Identity
 

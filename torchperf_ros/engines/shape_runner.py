@@ -15,7 +15,7 @@ from torchperf_ros.engines.built_tier import Call, Inputs
 from torchperf_ros.engines.graph import CaptureFailed
 from torchperf_ros.engines.outputs import shapes_of
 from torchperf_ros.engines.parity import DynamicDims, Parity, ParityError, check, memory_format, random_like
-from torchperf_ros.settings.shape_options import (
+from torchperf_ros.settings.build_options import (
     Axis,
     ShapeOptions,
     Shapes,

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from torchperf_ros.api.errors import ConfigError
-from torchperf_ros.settings.bounded_file import read_bounded
 from torchperf_ros.settings.config import BASE, StageConfig, stage_config
+from torchperf_ros.settings.files import exposed_at, read_bounded
 from torchperf_ros.settings.params_file import params_of, ros_yaml
-from torchperf_ros.settings.user_folder import exposed_at
 
 # What a candidate may change.
 #

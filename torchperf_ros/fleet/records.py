@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from torchperf_ros.fleet.guards import CandidateFigures
 from torchperf_ros.fleet.plan import RolloutPlan
-from torchperf_ros.settings.user_folder import make_private
+from torchperf_ros.settings.files import make_private
 
 VERSION: Final = 1
 # A block is a minute of a vehicle.

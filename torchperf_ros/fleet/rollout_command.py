@@ -553,7 +553,7 @@ def candidate(
     need("rclpy")
     from torchperf_ros.node.services import ServiceFailed, set_parameters
     from torchperf_ros.observe.telemetry.node_state import NodeState
-    from torchperf_ros.observe.top.top import NodeListener
+    from torchperf_ros.observe.top import NodeListener
 
     own, wanted = _ACTIONS[action]
     values = own if file is None else {**own, "candidate": str(file.resolve())}

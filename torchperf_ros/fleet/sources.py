@@ -17,9 +17,8 @@ from torchperf_ros.fleet.guards import CandidateFigures, Guards
 from torchperf_ros.fleet.pair_figures import PairBlock
 from torchperf_ros.fleet.targeting import TargetingError, facts_of
 from torchperf_ros.settings.build_options import version_of
-from torchperf_ros.settings.config import BASE, StageConfig
-from torchperf_ros.settings.rollout_options import RolloutOptions
-from torchperf_ros.settings.user_folder import node_folder, user_folder
+from torchperf_ros.settings.config import BASE, RolloutOptions, StageConfig
+from torchperf_ros.settings.files import node_folder, user_folder
 
 if TYPE_CHECKING:
     from torchperf_ros.fleet.vehicle_state import Version

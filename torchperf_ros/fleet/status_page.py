@@ -78,7 +78,7 @@ def headline(plan: RolloutPlan) -> str:
 
 
 def status_page(plan: RolloutPlan, standing: RolloutStanding, move: Move, left_out: Sequence[str]) -> str:
-    from torchperf_ros.observe.runs.page import Cell, Page, table
+    from torchperf_ros.observe.runs.report import Cell, Page, table
 
     page = Page()
     look = {"advance": "good", "hold": "fair", "rollback": "bad"}[move.kind.value]

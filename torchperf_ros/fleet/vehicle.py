@@ -38,8 +38,7 @@ from torchperf_ros.fleet.vehicle_state import (
     lock_folder,
     save_state,
 )
-from torchperf_ros.settings.bounded_file import open_regular, read_bounded, sha256_of
-from torchperf_ros.settings.user_folder import exposed_at
+from torchperf_ros.settings.files import exposed_at, open_regular, read_bounded, sha256_of
 
 # So often a trial may end with a loss of power.
 #

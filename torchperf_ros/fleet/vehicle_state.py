@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from torchperf_ros.api.errors import TorchperfError
-from torchperf_ros.settings.bounded_file import read_bounded
 from torchperf_ros.settings.config import BASE
-from torchperf_ros.settings.user_folder import make_private, replace_file
+from torchperf_ros.settings.files import make_private, read_bounded, replace_file
 
 STATE_FILE: Final = "state.json"
 _VERSION: Final = 1

@@ -14,9 +14,8 @@ from torchperf_ros.api.text import listed
 from torchperf_ros.observe.runs.run_builder import Progress, RunLogBuilder, read_records
 from torchperf_ros.observe.runs.run_log import RUN_FILE, SUFFIXES, RunLog, RunLogError, StageLog, read_run
 from torchperf_ros.observe.telemetry.node_state import by_label
-from torchperf_ros.replay.logs.log_folder import SUFFIXES as LOG_SUFFIXES
-from torchperf_ros.replay.logs.log_folder import is_log
-from torchperf_ros.replay.logs.log_reader import LogError, LogMessage, LogReader
+from torchperf_ros.replay.logs.log_reader import SUFFIXES as LOG_SUFFIXES
+from torchperf_ros.replay.logs.log_reader import LogError, LogMessage, LogReader, is_log
 
 _NO_DEADLINES: Final = "fast"  # the pace of a replay whose budget is a day
 _METADATA: Final = "metadata.yaml"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torchperf_ros.api.alert import Alert
 from torchperf_ros.api.clock import NS_PER_S
 from torchperf_ros.settings.config import StageConfig
-from torchperf_ros.settings.stage_rules import (
+from torchperf_ros.settings.stage_options import (
     BACKUP_ACTIVE,
     LOWER_RATE,
     LOWER_TIER,

@@ -46,8 +46,7 @@ from torchperf_ros.engines.outputs import (
     tensors_in,
 )
 from torchperf_ros.engines.parity import depends_on_state, random_inputs, same
-from torchperf_ros.settings.build_options import BuildOptions
-from torchperf_ros.settings.shape_options import axes_of, within
+from torchperf_ros.settings.build_options import BuildOptions, axes_of, within
 from torchperf_ros.tools.log_frames import log_frames
 from torchperf_ros.worker.output_message import check_inputs, contradiction, output_message
 from torchperf_ros.worker.session import seed_from

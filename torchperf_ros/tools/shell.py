@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from torchperf_ros.api.errors import ConfigError, TorchperfError
-from torchperf_ros.api.module_path import look_here_after_python
+from torchperf_ros.api.import_paths import look_here_after_python
 from torchperf_ros.settings.user_folder import part_of
 
 if TYPE_CHECKING:

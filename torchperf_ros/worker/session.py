@@ -187,6 +187,10 @@ class Session:
             self._reply_with(first, self._infer, first, inputs[0])
             return
         leave_ns = min((each.request.leave_ns for each in frames if each.request.leave_ns), default=0)
+        rows = sum(each[0].shape[0] for each in inputs)
+        joined = self._text_of(tuple((rows, *tensor.shape[1:]) for tensor in inputs[0]))
+        for frame in frames:  # a frame's record says what the model got
+            frame.response.shapes = joined
         try:
             with self._capture.mark("inference"):
                 shares, took_ns = run_together(self._tiers[first.request.tier], inputs, leave_ns)
@@ -304,8 +308,12 @@ class Session:
     def _shapes_of(self, tensors: Inputs) -> bytes:
         is_row = isinstance(tensors, (tuple, list))
         shapes = tuple(getattr(tensor, "shape", ()) for tensor in tensors) if is_row else None
-        if (text := self._shape_texts.get(shapes)) is None:
+        if shapes not in self._shape_texts:
             check_inputs(tensors)
+        return self._text_of(shapes)
+
+    def _text_of(self, shapes: tuple[Any, ...] | None) -> bytes:
+        if (text := self._shape_texts.get(shapes)) is None:
             if len(self._shape_texts) >= _MOST_SHAPE_TEXTS:
                 self._shape_texts.clear()
             text = self._shape_texts[shapes] = shapes_text(shapes or ())

@@ -114,8 +114,13 @@ class Backlog:
         self._sent = self._handled_at_last_look = self._waiting_since_ns = 0
 
     @property
+    def handled(self) -> int:
+        """How many frames the worker has finished, well or not; those that it only observed count too."""
+        return self._results.handled
+
+    @property
     def is_empty(self) -> bool:
-        return self._results.handled == self._sent
+        return self.handled == self._sent
 
     def sent(self, frames: int) -> None:
         self._sent += frames
@@ -126,7 +131,7 @@ class Backlog:
 
     def stuck_ms(self, now_ns: int) -> float:
         """For how long it has not finished what it was given; the pool asks now and then."""
-        handled = self._results.handled
+        handled = self.handled
         if handled != self._handled_at_last_look:
             self._handled_at_last_look, self._waiting_since_ns = handled, now_ns
         return 0.0 if handled == self._sent else (now_ns - self._waiting_since_ns) / NS_PER_MS
@@ -423,6 +428,11 @@ class WorkerProcess:
         return self._results.newest(seq, stream)
 
     # -- everything else, on the pool's thread
+
+    @property
+    def handled(self) -> int:
+        """How many frames it has finished; not asked once it is closed."""
+        return self.backlog.handled
 
     def stuck_ms(self, now_ns: int) -> float:
         """For how long it has not finished what it was given; none of the time while it is held."""

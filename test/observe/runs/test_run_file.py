@@ -13,8 +13,8 @@ import pytest
 
 from torchperf_ros.api.outcome import Fallback, GuardVerdict, Outcome
 from torchperf_ros.observe.runs.changes import stage_frames
+from torchperf_ros.observe.runs.report import stage_figures
 from torchperf_ros.observe.runs.report_pictures import timeline
-from torchperf_ros.observe.runs.report_words import stage_figures
 from torchperf_ros.observe.runs.run_log import (
     RUN_FILE,
     UNKNOWN,

@@ -31,10 +31,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchperf_ros.api.adapter import Adapter, open_adapter
+from torchperf_ros.api.adapter import Adapter, Task, open_adapter
 from torchperf_ros.api.clock import NS_PER_S
 from torchperf_ros.api.errors import AdapterError, TorchperfError, one_line
-from torchperf_ros.api.training_task import Task
 from torchperf_ros.engines.built_tier import (
     BuiltTier,
     Call,
@@ -56,8 +55,13 @@ from torchperf_ros.engines.package_build import peak_memory_bytes
 from torchperf_ros.engines.parity import Parity, ParityError, check_engine, random_inputs
 from torchperf_ros.engines.shape_runner import ShapeRunner
 from torchperf_ros.engines.stopwatch import Timing, no_garbage_collection, time_interleaved
-from torchperf_ros.settings.build_options import INT8_STATIC, PRECISIONS, BuildOptions
-from torchperf_ros.settings.shape_options import ShapeOptions, axes_of
+from torchperf_ros.settings.build_options import (
+    INT8_STATIC,
+    PRECISIONS,
+    BuildOptions,
+    ShapeOptions,
+    axes_of,
+)
 from torchperf_ros.tools.log_frames import keep_frames
 from torchperf_ros.tools.tune.trial import (
     BUCKET,
