@@ -18,7 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from torchperf_ros.api.errors import ConfigError, TorchperfError
 from torchperf_ros.api.import_paths import look_here_after_python
-from torchperf_ros.settings.user_folder import part_of
+from torchperf_ros.settings.files import part_of
 
 if TYPE_CHECKING:
     from rich.console import Console
