@@ -135,7 +135,7 @@ def test_given_a_folder_that_cannot_be_written_to_when_checked_then_that_is_know
     assert list(tmp_path.iterdir()) == []
 
 
-def test_given_a_disk_that_is_full_when_an_output_is_written_then_the_one_before_is_whole_and_the_file_is_named(
+def test_given_a_disk_that_is_full_when_an_output_is_written_then_the_one_before_is_whole(
     tmp_path,
 ):
     path, limits = tmp_path / "tuned.yaml", resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -255,7 +255,7 @@ def check_outputs(
 
 
 def write_output(path: Path, text: str) -> None:
-    """Write all of an output or nothing: who reads it meanwhile, or finds it after a full disk, has the one before.
+    """Write all of an output or nothing: who reads it meanwhile, or after a full disk, has the one before.
 
     Raises:
         ConfigError: it cannot be written.
