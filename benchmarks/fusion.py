@@ -21,7 +21,7 @@ from benchmarks.rig.figures import distribution
 from benchmarks.rig.report import Report, Target, say
 from torchperf_ros.api.adapter import HELD_OUT, Received
 from torchperf_ros.api.messages import decode, empty_message, encode
-from torchperf_ros.engines.stopwatch import time_interleaved
+from torchperf_ros.engines.device import time_interleaved
 from torchperf_ros.models.closed_loop import ODOMETRY
 from torchperf_ros.models.fusion import FusionAdapter
 from torchperf_ros.models.networks import AHEAD_M, CLASSES, MOST_POINTS, CloudBox

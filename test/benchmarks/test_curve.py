@@ -21,8 +21,8 @@ from benchmarks.rig.chains import (
     measure_curve,
 )
 from torchperf_ros.engines import file_engines
+from torchperf_ros.engines.device import Timing
 from torchperf_ros.engines.parity import ParityError
-from torchperf_ros.engines.stopwatch import Timing
 
 CPU = torch.device("cpu")
 

@@ -15,8 +15,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchperf_ros.engines.built_tier import BuiltTier
+from torchperf_ros.engines.engine import CaptureFailed, CaptureRecord, GraphReplay
 from torchperf_ros.engines.fingerprint import identify
-from torchperf_ros.engines.graph import CaptureFailed, CaptureRecord, GraphReplay
 from torchperf_ros.engines.package import make_runner
 from torchperf_ros.settings.build_options import BuildOptions
 from torchperf_ros.workers.package_cache import PackageCache
@@ -145,7 +145,7 @@ def test_given_a_model_that_waits_for_the_device_when_captured_then_the_error_sa
     """In a process of its own: a failed capture leaves nothing that can be relied on."""
     code = """
         import torch
-        from torchperf_ros.engines.graph import CaptureFailed, GraphReplay
+        from torchperf_ros.engines.engine import CaptureFailed, GraphReplay
         try:
             GraphReplay(lambda x: x * float(x.sum()), (torch.ones(3, device="cuda"),))
         except CaptureFailed as error:
@@ -252,7 +252,7 @@ LOADED = """
     from torchperf_ros.api.adapter import Adapter
     from torchperf_ros.engines.built_tier import build_model
     from torchperf_ros.engines.device import Device, choose_device
-    from torchperf_ros.engines.graph import CaptureFailed
+    from torchperf_ros.engines.engine import CaptureFailed
     from torchperf_ros.settings.build_options import BuildOptions
     from torchperf_ros.settings.build_options import ShapeOptions
     from torchperf_ros.worker.tier_loader import TierLoader

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from torchperf_ros.engines import package
+from torchperf_ros.engines.device import Timing
 from torchperf_ros.engines.package import ENGINES, users_package
 from torchperf_ros.engines.package_engine import Built, PackageEngine
 from torchperf_ros.engines.parity import LIMITS, check_engine
-from torchperf_ros.engines.stopwatch import Timing
 from torchperf_ros.settings.build_options import AUTO, BuildOptions
 from torchperf_ros.workers.package_manifest import PackageError, manifest_path
 

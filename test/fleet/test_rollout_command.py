@@ -10,10 +10,9 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-from torchperf_ros.fleet.plan import RolloutStep, plan_text, read_plan_file, utc_now
+from torchperf_ros.fleet.plan import RolloutStep, bucket_percent, plan_text, read_plan_file, utc_now
 from torchperf_ros.fleet.records import RecordWriter
 from torchperf_ros.fleet.signature import read_private_key, read_public_key, read_signed, sign
-from torchperf_ros.fleet.targeting import bucket_percent
 from torchperf_ros.tools.main import app
 
 from .conftest import minute

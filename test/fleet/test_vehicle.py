@@ -15,11 +15,9 @@ import pytest
 
 from test.settings.test_files import MIB
 from torchperf_ros.api.errors import ConfigError
-from torchperf_ros.fleet.plan import RolloutStep
+from torchperf_ros.fleet.plan import RolloutStep, bucket_percent
 from torchperf_ros.fleet.records import read_records, record_files
-from torchperf_ros.fleet.targeting import bucket_percent
-from torchperf_ros.fleet.vehicle import Role, VehicleRollout
-from torchperf_ros.fleet.vehicle_state import STATE_FILE, RolloutStateError, load_state
+from torchperf_ros.fleet.vehicle import STATE_FILE, Role, RolloutStateError, VehicleRollout, load_state
 
 from .conftest import EARLY, LATE, NOW, minute, plan_with, serving
 

@@ -12,8 +12,7 @@ from rosbags.rosbag2 import Reader
 from torchperf_ros.api.clock import NS_PER_S
 from torchperf_ros.api.messages import encode, message_class, typestore
 from torchperf_ros.observe.black_box import BlackBox
-from torchperf_ros.observe.telemetry.latency_record import float64_bytes
-from torchperf_ros.observe.telemetry.record_stream import MessageRecord
+from torchperf_ros.observe.telemetry.rows import MessageRecord, float64_bytes
 from torchperf_ros.workers.frame_ring import FrameReader, FrameRing, InputBytes
 from torchperf_ros.workers.incident_folder import IncidentFolder
 

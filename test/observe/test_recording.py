@@ -17,7 +17,7 @@ import pytest
 from torchperf_ros.api.outcome import Fallback, Outcome
 from torchperf_ros.observe.recorder import RecordLog, schema
 from torchperf_ros.observe.recording import RecorderProcess, Recording
-from torchperf_ros.observe.telemetry.record_stream import MAX_PACKET_BYTES
+from torchperf_ros.observe.telemetry.rows import MAX_PACKET_BYTES
 from torchperf_ros.settings.config import node_config
 from torchperf_ros.stage.frame import StepTimes
 from torchperf_ros.stage.frame_table import KEPT

@@ -15,9 +15,8 @@ from torchperf_ros.api.outcome import Outcome
 from torchperf_ros.observe.recorder import RecordLog
 from torchperf_ros.observe.runs.report import stage_figures
 from torchperf_ros.observe.runs.run_log import write_run
-from torchperf_ros.observe.telemetry.latency_record import LatencyRecord
 from torchperf_ros.observe.telemetry.node_state import NodeState, StageState
-from torchperf_ros.observe.telemetry.record_stream import StreamReader, StreamWriter
+from torchperf_ros.observe.telemetry.rows import LatencyRecord, StreamReader, StreamWriter
 from torchperf_ros.replay.replay import replay
 from torchperf_ros.replay.replay_options import ReplayOptions
 from torchperf_ros.replay.replay_record import ReplayRecord

@@ -24,6 +24,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs
+from torchperf_ros.engines.device import time_interleaved
 from torchperf_ros.engines.engine import EngineUnavailable, name_torch_unquoted
 from torchperf_ros.engines.model_transforms import (
     int8_in_onnx,
@@ -44,7 +45,6 @@ from torchperf_ros.engines.package_engine import (
     written_to,
 )
 from torchperf_ros.engines.parity import DynamicDims
-from torchperf_ros.engines.stopwatch import time_interleaved
 from torchperf_ros.settings.build_options import DISTRIBUTIONS, INT8_STATIC, BuildOptions
 from torchperf_ros.workers.package_manifest import PackageError
 

@@ -21,8 +21,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from torchperf_ros.fleet.guards import CandidateFigures
-from torchperf_ros.fleet.plan import RolloutPlan
+from torchperf_ros.fleet.plan import CandidateFigures, RolloutPlan
 from torchperf_ros.settings.files import make_private
 
 VERSION: Final = 1

@@ -11,7 +11,7 @@ from torchperf_ros.api.clock import monotonic_ns
 from torchperf_ros.api.errors import TorchperfError
 from torchperf_ros.api.outcome import Health
 from torchperf_ros.fleet.comparer import OutputComparer
-from torchperf_ros.fleet.guards import CandidateFigures, Guards, broken_guard, why_not_to_serve
+from torchperf_ros.fleet.plan import CandidateFigures, Guards, broken_guard, why_not_to_serve
 from torchperf_ros.fleet.shadow import Shadow, counts
 from torchperf_ros.fleet.sources import Source, Wish
 from torchperf_ros.observe.telemetry.memory import MemoryTrend

@@ -16,8 +16,13 @@ from typing import Any, Final, NamedTuple
 
 from torchperf_ros.api.clock import NS_PER_S, NS_PER_US, Clock, monotonic_ns
 from torchperf_ros.api.messages import typestore
-from torchperf_ros.observe.telemetry.latency_record import LABELS, LatencyRecord, float64_bytes
-from torchperf_ros.observe.telemetry.record_stream import FrameRecord, MessageRecord
+from torchperf_ros.observe.telemetry.rows import (
+    LABELS,
+    FrameRecord,
+    LatencyRecord,
+    MessageRecord,
+    float64_bytes,
+)
 from torchperf_ros.workers.frame_ring import InputBytes
 from torchperf_ros.workers.incident_folder import IncidentFolder
 

@@ -23,7 +23,7 @@ import psutil
 from torchperf_ros.api.alert import Level
 from torchperf_ros.api.outcome import Fallback, GuardVerdict, Health, Outcome
 from torchperf_ros.observe.black_box import BlackBox
-from torchperf_ros.observe.telemetry.record_stream import (
+from torchperf_ros.observe.telemetry.rows import (
     SENT,
     FrameRecord,
     MessageRecord,

@@ -22,7 +22,7 @@ import psutil
 
 from torchperf_ros.api.clock import NS_PER_S
 from torchperf_ros.api.errors import ProtocolError
-from torchperf_ros.observe.telemetry.record_stream import MAX_PACKET_BYTES, StreamWriter
+from torchperf_ros.observe.telemetry.rows import MAX_PACKET_BYTES, StreamWriter
 from torchperf_ros.settings.config import NodeConfig
 from torchperf_ros.settings.files import node_folder
 from torchperf_ros.stage.frame import Answer

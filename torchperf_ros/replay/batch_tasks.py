@@ -450,8 +450,7 @@ def write_page(folder: Path, rows: Sequence[Mapping[str, Any]], failed: Mapping[
         return "no page, as plotly is not installed: `pip install 'torchperf_ros[analysis]'`"
     from torchperf_ros.observe.runs.report import Overview, OverviewRow, stage_figures, write_report
     from torchperf_ros.observe.runs.run_log import RunLog
-    from torchperf_ros.replay.input_pictures import input_pictures
-    from torchperf_ros.replay.run_reading import read_runs
+    from torchperf_ros.replay.run_reading import input_pictures, read_runs
 
     names = list(dict.fromkeys(row["name"] for row in rows))
     anomalies = {(row["name"], row["stage"]): row["anomalies"] for row in rows}

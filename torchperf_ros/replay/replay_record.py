@@ -17,8 +17,8 @@ from torchperf_ros.api.clock import NS_PER_S, monotonic_ns
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.api.messages import full_name, typestore
 from torchperf_ros.observe.telemetry.diagnostics import diagnostic_bytes, stage_status
-from torchperf_ros.observe.telemetry.latency_record import LabelledArray, LatencyRecord, float64_bytes
 from torchperf_ros.observe.telemetry.memory import LABELS, sample_memory
+from torchperf_ros.observe.telemetry.rows import LabelledArray, LatencyRecord, float64_bytes
 from torchperf_ros.observe.watch.alert_grouping import AlertGrouping
 from torchperf_ros.replay.log_feed import absolute
 from torchperf_ros.replay.replay_options import ReplayError

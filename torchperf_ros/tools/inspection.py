@@ -269,7 +269,6 @@ def _make(spec: str, like: torch.Tensor | None, device: torch.device) -> torch.T
 
 # of the compiled model: what changes with each run is compiled 8 times before the compiler gives up
 _RUNS = 10
-
 _CALLS = ("call_function", "call_method", "call_module")
 _TRACE = logging.getLogger("torch.__trace")  # what TORCH_TRACE writes to a file
 _BREAKS_LOG = logging.getLogger("torch._dynamo.symbolic_convert.__graph_breaks")

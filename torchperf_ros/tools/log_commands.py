@@ -492,8 +492,7 @@ def report(
     shell.need("plotly", "jinja2")
     shell.need(*(["rclpy"] if live else []))
     from torchperf_ros.observe.runs.report import write_report
-    from torchperf_ros.replay.input_pictures import input_pictures
-    from torchperf_ros.replay.run_reading import read_runs
+    from torchperf_ros.replay.run_reading import input_pictures, read_runs
 
     with shell.progress_bars() as bars:
         runs = [

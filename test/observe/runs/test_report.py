@@ -23,7 +23,7 @@ from torchperf_ros.observe.runs.report import (
 from torchperf_ros.observe.runs.report_pictures import VERMILION, envelope
 from torchperf_ros.observe.runs.run_builder import RunLogBuilder
 from torchperf_ros.observe.runs.run_log import CANDIDATE, RunLogError, run_of, write_run
-from torchperf_ros.replay.input_pictures import input_pictures
+from torchperf_ros.replay.run_reading import input_pictures
 
 from . import compare_runs as made
 from . import report_logs as logs

@@ -11,8 +11,7 @@ import pytest
 
 from torchperf_ros.observe.runs.comparison import compare, verdict_page
 from torchperf_ros.observe.runs.report import Overview, OverviewRow, stage_figures, write_report
-from torchperf_ros.replay.input_pictures import input_pictures
-from torchperf_ros.replay.run_reading import read_runs
+from torchperf_ros.replay.run_reading import input_pictures, read_runs
 
 from . import compare_runs as made
 from . import report_logs as logs

@@ -24,7 +24,7 @@ from torchperf_ros.observe.runs.run_log import (
     run_of,
     write_run,
 )
-from torchperf_ros.observe.telemetry.latency_record import LABELS, LabelledArray
+from torchperf_ros.observe.telemetry.rows import LABELS, LabelledArray
 from torchperf_ros.replay.run_reading import load_run
 from torchperf_ros.stage.frame_table import FRAME
 

@@ -19,8 +19,8 @@ from torchperf_ros.api.alert import Alert, Level
 from torchperf_ros.api.clock import monotonic_ns
 from torchperf_ros.api.messages import encode, header, message_class
 from torchperf_ros.api.outcome import IN_TIME, Fallback, GuardVerdict, Health, Outcome
-from torchperf_ros.observe.telemetry.latency_record import LatencyRecord
 from torchperf_ros.observe.telemetry.memory import MemoryUse
+from torchperf_ros.observe.telemetry.rows import LatencyRecord
 from torchperf_ros.safety.emergency import KINDS
 from torchperf_ros.settings.build_options import version_of
 from torchperf_ros.settings.config import BASE, NodeConfig, StageConfig

@@ -19,7 +19,7 @@ from torchperf_ros.api.clock import NS_PER_S
 from torchperf_ros.api.errors import BadInput, TorchperfError
 from torchperf_ros.api.messages import decode, has_header
 from torchperf_ros.api.outcome import Outcome
-from torchperf_ros.observe.telemetry.record_stream import FrameRecord
+from torchperf_ros.observe.telemetry.rows import FrameRecord
 from torchperf_ros.observe.watch.series_detector import Judged, Signal, SignalRule, alert, since
 from torchperf_ros.workers.frame_ring import InputBytes
 

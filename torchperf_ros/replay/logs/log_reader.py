@@ -36,14 +36,17 @@ from torchperf_ros.replay.logs.chunked_files import (
 )
 from torchperf_ros.replay.logs.db3_file import DB3_MAGIC, Db3File
 from torchperf_ros.replay.logs.log_storage import (
+    DAY_NS,
     Channel,
     LogError,
     LogFindings,
     LogNotes,
     Part,
     RawMessage,
+    is_odd,
+    set_aside,
+    unpacked_file,
 )
-from torchperf_ros.replay.logs.salvage import DAY_NS, is_odd, set_aside, unpacked_file
 from torchperf_ros.settings.params_file import read_yaml
 
 __all__ = ["LogError", "LogFindings", "LogMessage", "LogReader", "LogTopic"]

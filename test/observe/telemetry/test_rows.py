@@ -9,17 +9,15 @@ from rosbags.typesys import Stores, get_typestore
 
 from torchperf_ros.api.errors import ProtocolError
 from torchperf_ros.api.outcome import Fallback, GuardVerdict, Outcome
-from torchperf_ros.observe.telemetry.latency_record import (
+from torchperf_ros.observe.telemetry.rows import (
     LABELS,
+    EventRecord,
     LabelledArray,
     LatencyRecord,
-    float64_bytes,
-)
-from torchperf_ros.observe.telemetry.record_stream import (
-    EventRecord,
     MessageRecord,
     StreamReader,
     StreamWriter,
+    float64_bytes,
     sent_row,
 )
 from torchperf_ros.stage.frame import Answer, Frame, Origin, StepTimes

@@ -13,7 +13,7 @@ from rosbags.typesys import Stores, get_typestore
 from test.observe.runs import report_logs as logs
 from torchperf_ros.api.messages import encode, message_class
 from torchperf_ros.observe.runs.run_log import RunLog, StageLog
-from torchperf_ros.replay.input_pictures import input_pictures
+from torchperf_ros.replay.run_reading import input_pictures
 from torchperf_ros.stage.frame_table import FRAME
 
 FIELD_LOGS = Path(__file__).parents[4] / "shared" / "fieldlogs"
