@@ -46,7 +46,7 @@ STATEMENTS = {
     "engines": 2629,
     # On CUDA the check of outputs is enqueued behind the model, and one wait is for both.
     # A start that fails names the user's line.
-    "worker": 1652,
+    "worker": 1660,  # a record says the batch in which its frame ran
     "observe": 6132,
     # A node that a roll-out may reach loads it at configure, not on the thread that receives frames.
     # Triggers have a thread of their own: rclpy's executor took more for a message than the stage did.

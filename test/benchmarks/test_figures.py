@@ -20,7 +20,7 @@ from benchmarks.safety import paired_difference, pdms, wilson
 from torchperf_ros.api.adapter import Received
 from torchperf_ros.api.messages import empty_message
 from torchperf_ros.api.outcome import Fallback, Outcome
-from torchperf_ros.observe.telemetry.latency_record import LABELS
+from torchperf_ros.observe.telemetry.rows import LABELS
 
 MS = 1_000_000
 NAN = math.nan

@@ -174,14 +174,14 @@ def sign(
     need(*_LIBRARIES)
     for file in gate or ():
         _check_gate(file)
-    from torchperf_ros.fleet import guards, signature
-    from torchperf_ros.fleet.plan import read_plan_file
+    from torchperf_ros.fleet import signature
+    from torchperf_ros.fleet.plan import PlanError, read_plan_file
 
     target = output or plan.with_suffix(".json")
     check_outputs({"--output": target}, (plan, key))
     found, private = read_plan_file(plan), signature.read_private_key(key)
     _check_usable(found, plan)
-    with suppress(OSError, guards.PlanError):  # nothing is there, or no plan of this key
+    with suppress(OSError, PlanError):  # nothing is there, or no plan of this key
         there = signature.read_signed(target.read_bytes(), private.public_key(), f"plan {target}")
         if there.stage == found.stage and there.serial > found.serial:
             older = f"its serial {found.serial} is older than {there.serial} of {target}"
@@ -261,16 +261,16 @@ def check(
     Exit status: 0 if the plan can be followed, with any role of the vehicle, 2 if not.
     """
     need(*_LIBRARIES)
-    from torchperf_ros.fleet import signature, targeting, vehicle_state
-    from torchperf_ros.fleet.plan import utc_now
+    from torchperf_ros.fleet import signature, vehicle
+    from torchperf_ros.fleet.plan import facts_of, utc_now
     from torchperf_ros.fleet.vehicle import SignedFiles, placement_of
 
-    facts = targeting.facts_of({"vehicle": "", **pairs("--fact", fact, "=", "NAME=VALUE")})
+    facts = facts_of({"vehicle": "", **pairs("--fact", fact, "=", "NAME=VALUE")})
     found = _read(plan, key)
     signature.check_time(found, utc_now(), f"plan {plan}")
     # Permissions of the files here say nothing about those on the vehicle.
     files = SignedFiles(plan.parent, lambda _path: "")
-    place = placement_of(found, facts, vehicle_state.VehicleState(), files.changed)
+    place = placement_of(found, facts, vehicle.VehicleState(), files.changed)
     typer.echo(f"{place.role.value}: {place.why}")
 
 
@@ -301,7 +301,7 @@ def status(
     standing, move, brought = _standing(found, folders)
     _show(found, standing, move, brought.left_out)
     if ".html" in files:
-        from torchperf_ros.fleet.status_page import status_page
+        from torchperf_ros.fleet.status import status_page
 
         files[".html"].write_text(status_page(found, standing, move, brought.left_out), encoding="utf-8")
     if ".json" in files:
@@ -467,14 +467,14 @@ def _standing(plan: "RolloutPlan", folders: list[Path]) -> "tuple[RolloutStandin
     with progress_bars() as bars:
         brought = read_records(record_files(folders), follow(bars, "reading records"))
     now = utc_now()
-    brought = brought.until(now.timestamp())
+    brought = brought.until(now.timestamp()).of_plan(plan)
     standing = standing_of(plan, brought, now)
     return standing, next_move(plan, standing), brought
 
 
 # texts
 def _show(plan: "RolloutPlan", standing: "RolloutStanding", move: "Move", left_out: Any) -> None:  # noqa: ANN401
-    from torchperf_ros.fleet.status_page import headline, tables
+    from torchperf_ros.fleet.status import headline, tables
 
     shown = console(_PLAIN_WIDTH)
     say(shown, headline(plan), "bold")
@@ -502,7 +502,7 @@ def _next(
     """Sign what comes next, and write it, or say what would be written."""
     from torchperf_ros.fleet import signature
     from torchperf_ros.fleet.plan import plan_of, utc_now
-    from torchperf_ros.fleet.status_page import headline
+    from torchperf_ros.fleet.status import headline
 
     if path.suffix in _YAML:
         fail(f"{path}: is not signed; `torchperf rollout sign {path}` comes first")
@@ -562,7 +562,7 @@ def candidate(
     need("rclpy")
     from torchperf_ros.node.services import ServiceFailed, set_parameters
     from torchperf_ros.observe.telemetry.node_state import NodeState
-    from torchperf_ros.observe.top.top import NodeListener
+    from torchperf_ros.observe.top import NodeListener
 
     own, wanted = _ACTIONS[action]
     values = own if file is None else {**own, "candidate": str(file.resolve())}

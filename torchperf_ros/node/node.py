@@ -29,11 +29,11 @@ from torchperf_ros.node.reporter import Reporter
 from torchperf_ros.node.ring_subscription import TakeError, Taker, checked_taker
 from torchperf_ros.node.services import CaptureServices, SwapService
 from torchperf_ros.node.versions import VersionsOnDemand
-from torchperf_ros.observe.recorder.recording import Recording
+from torchperf_ros.observe.recording import Recording
 from torchperf_ros.observe.ros_types import ros_message_class
 from torchperf_ros.observe.telemetry.diagnostics import warm_up
-from torchperf_ros.observe.telemetry.latency_record import LatencyRecord, float64_bytes
 from torchperf_ros.observe.telemetry.metrics import MetricsExporter
+from torchperf_ros.observe.telemetry.rows import LatencyRecord, float64_bytes
 from torchperf_ros.safety.kept_latch import warning_without_lane
 from torchperf_ros.settings.build_options import version_of
 from torchperf_ros.settings.config import NodeConfig

@@ -38,6 +38,9 @@ _STRAY_NS: Final = NS_PER_S  # a stamp so far ahead of the array's others is no 
 _SURE: Final = 0.6  # standard deviations, by which what drives ahead may be slower than it seems
 _REVERSES: Final = 2.0  # standard deviations; what moves by less, ahead, does not come towards us
 _MOVES: Final = 0.8  # standard deviations; what seems to move by less stands
+# Standard deviations, by which what drives ahead may be faster than it seems where there is time to see it better.
+_LIKELY: Final = 1.0
+_KNOWN: Final = 1.5  # m/s, standard deviation; of a velocity that is known less well nothing is likely
 _NO_ARROW = (0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0)
 
 
@@ -223,7 +226,9 @@ def read_obstacles(
         if before is not None and tracks is not None and _has_no_time(own_stamp_ns, read, before):
             at_ns = tracks.stamp_ns + received_ns - before.received_ns
         late_ns = at_ns - own_stamp_ns + stamps_ns
-        seen, unknown, tracks, left_out = _tracked(tracks, read, at_ns, motion, seen, late_ns, loose)
+        seen, unknown, tracks, left_out = _tracked(
+            tracks, read, at_ns, motion, options, seen, late_ns, loose
+        )
         if left_out and not unclear:
             unclear = f"have {left_out} objects without velocities more than can be followed"
         more = len(seen.yaws) - len(stamps_ns)
@@ -253,6 +258,7 @@ def _tracked(
     read: Markers,
     at_ns: int,
     motion: Motion,
+    options: GuardOptions,
     seen: Seen,
     stamps_ns: NDArray[np.int64],
     loose: NDArray[np.intp],
@@ -281,7 +287,9 @@ def _tracked(
         np.concatenate((seen.halves, coasting.halves)),
     )
     unsure = np.concatenate((seen.unsure, spread))
-    velocities = _slower(velocities, unsure, ((places - here) * heading.conjugate()).real > 0, heading)
+    off = (places - here) * heading.conjugate()
+    waits = _can_wait(off, np.hypot(*halves.T), motion, options)
+    velocities = _on_the_safe_side(velocities, unsure, off.real > 0, waits, heading)
     seen = Seen(places, yaws, _NO_PLACES, halves, velocities, _NONE, unsure, _NONE)
     return seen, found.unknown, found.tracks, found.left_out
 
@@ -363,15 +371,45 @@ def _since_s(
     return np.where(one, since_s, (received_ns - motion.received_ns) / NS_PER_S)
 
 
-def _slower(velocities: Complex, unsure: Floats, ahead: Flags, heading: complex) -> Complex:
-    """Velocities on the safe side: what drives ahead of us may be slower, but reverses only where that is sure.
+def _can_wait(off: Complex, radius_m: Floats, motion: Motion, options: GuardOptions) -> Flags:
+    """Before which objects ahead the vehicle stops, even if they stand, although it does nothing until later arrays.
 
-    What moves by no more than noise stands.
+    Until then it may accelerate, as RSS has it, for as long as an array counts. So what is judged anew with each array
+    is never closer than braking by `rss_brake` allows, however wrong its velocity was.
+
+    Args:
+        off: where their middles are, ahead of the reference point and to its left, as x + iy in m.
+        radius_m: of a circle around each.
+        motion: the vehicle's.
+        options: its size and brakes, and how old arrays may be.
+    """
+    vehicle, waits_s = options.vehicle, (options.obstacles_timeout_ms + options.actuation_delay_ms) / 1000
+    faster = max(motion.speed, 0.0) + options.rss_accel * waits_s
+    stops_m = (faster - 0.5 * options.rss_accel * waits_s) * waits_s + faster**2 / (2 * options.rss_brake)
+    front_m = vehicle.length_m - vehicle.rear_m
+    in_way = np.abs(off.imag) < radius_m + 0.5 * vehicle.width_m
+    return in_way & (off.real >= radius_m + front_m + stops_m + options.margin_m)
+
+
+def _on_the_safe_side(
+    velocities: Complex, unsure: Floats, ahead: Flags, waits: Flags, heading: complex
+) -> Complex:
+    """Velocities as they count: doubt is on the safe side, but not where there is time to see an object better.
+
+    What drives ahead of us may be slower, but reverses only where that is sure. What moves by no more than
+    noise stands.
+    Where braking can wait for later arrays, what is ahead is as fast as it may well be.
     """
     along = (velocities * heading.conjugate()).real
     less = np.where(ahead, np.minimum(_SURE * unsure, np.maximum(along, 0.0)), 0.0)
     less = np.where(ahead & (along < 0.0) & (np.abs(velocities) < _REVERSES * unsure), along, less)
-    return np.where(np.abs(velocities) > _MOVES * unsure, velocities - less * heading, 0.0)
+    moves = np.abs(velocities) > _MOVES * unsure
+    found = np.where(moves, velocities - less * heading, 0.0)
+    may_drive = waits & ahead & (along > -_REVERSES * unsure) & (unsure <= _KNOWN)
+    likely = np.where(
+        moves, velocities - np.minimum(along, 0.0) * heading, np.maximum(along, 0.0) * heading
+    )
+    return np.where(may_drive, likely + _LIKELY * unsure * heading, found)
 
 
 def _in_plane(

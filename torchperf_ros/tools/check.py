@@ -35,7 +35,6 @@ from torchperf_ros.api.messages import (
 from torchperf_ros.engines.built_tier import BuiltTier, Inputs, build_model
 from torchperf_ros.engines.device import Device, choose_device
 from torchperf_ros.engines.fingerprint import changing_weights, identify, tiers_of, uninitialised
-from torchperf_ros.engines.kept_state import KeptState
 from torchperf_ros.engines.outputs import (
     described,
     drawn,
@@ -45,12 +44,10 @@ from torchperf_ros.engines.outputs import (
     sizes_follow_values,
     tensors_in,
 )
-from torchperf_ros.engines.parity import depends_on_state, random_inputs, same
-from torchperf_ros.settings.build_options import BuildOptions
-from torchperf_ros.settings.shape_options import axes_of, within
+from torchperf_ros.engines.parity import KeptState, depends_on_state, random_inputs, same
+from torchperf_ros.settings.build_options import BuildOptions, axes_of, within
 from torchperf_ros.tools.log_frames import log_frames
-from torchperf_ros.worker.output_message import check_inputs, contradiction, output_message
-from torchperf_ros.worker.session import seed_from
+from torchperf_ros.worker.session import check_inputs, contradiction, output_message, seed_from
 from torchperf_ros.worker.tier import InvalidOutput, OutputCheck
 
 _IMAGE: Final = "sensor_msgs/msg/Image"

@@ -145,7 +145,7 @@ def top(
     if not shown.is_terminal:
         shown.height = _PLAIN_HEIGHT
     with console(stderr=True).status("loading ROS"):
-        from torchperf_ros.observe.top.top import look
+        from torchperf_ros.observe.top import look
 
     raise typer.Exit(look(name, shown, once=once, seconds=seconds, svg_file=svg_file))
 
@@ -185,7 +185,7 @@ def doctor(
         need("rclpy")
     check_outputs({"--json": json_file}, [log] if log else [])
     with console(stderr=True).status("loading"):
-        from torchperf_ros.observe.doctor.doctor import as_json, examine_log, examine_node, show
+        from torchperf_ros.observe.doctor import as_json, examine_log, examine_node, show
         from torchperf_ros.replay.run_reading import read_runs
     with progress_bars() as bars:
         if log is not None:

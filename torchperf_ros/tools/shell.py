@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from torchperf_ros.api.errors import ConfigError, TorchperfError
-from torchperf_ros.api.module_path import look_here_after_python
+from torchperf_ros.api.import_paths import look_here_after_python
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from torchperf_ros.api.errors import ProtocolError, TorchperfError
-from torchperf_ros.settings.bounded_file import open_regular, read_bounded, sha256_of
+from torchperf_ros.settings.files import open_regular, read_bounded, sha256_of
 from torchperf_ros.workers.control import from_json
 
 _LONGEST_WRITTEN = 60  # by people; hashes are longer

@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from torchperf_ros.observe.runs import comparison
+from torchperf_ros.observe.runs.comparison import verdict_page
 from torchperf_ros.observe.runs.run_log import StageLog, write_run
-from torchperf_ros.observe.runs.verdict import verdict_page
 from torchperf_ros.tools.main import app
 
 from . import compare_runs as made

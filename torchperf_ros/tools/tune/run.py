@@ -20,8 +20,14 @@ from rich.text import Text
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.api.text import console_table
 from torchperf_ros.settings.build_options import ENGINES, INT8_STATIC
-from torchperf_ros.tools.tune.processes import TrialProcesses
-from torchperf_ros.tools.tune.search import TuneOptions, TuneSearch, TuneState, ask_facts, state_path
+from torchperf_ros.tools.tune.search import (
+    TrialProcesses,
+    TuneOptions,
+    TuneSearch,
+    TuneState,
+    ask_facts,
+    state_path,
+)
 from torchperf_ros.tools.tune.space import TuneSpace, planned
 from torchperf_ros.tools.tune.target import Target, tuned_parameters
 from torchperf_ros.tools.tune.trial import (
