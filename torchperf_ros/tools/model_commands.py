@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torchperf_ros.workers.package_cache import CachedPackage
 
 
-_READS_FRAMES = "torchperf_ros.tools.log_frames"
+_READS_FRAMES = "torchperf_ros.tools.check"
 _TABLE_WIDTH = 140
 _MIB = 1 << 20
 _COLUMNS = (
