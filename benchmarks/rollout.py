@@ -21,7 +21,15 @@ from benchmarks.rig.arguments import arguments_of
 from benchmarks.rig.report import Report, Target, say
 from torchperf_ros.fleet.plan import Margins, RolloutPlan, new_plan, utc_now
 from torchperf_ros.fleet.records import BLOCK_S
-from torchperf_ros.fleet.sequence import (
+from torchperf_ros.fleet.simulate import (
+    CANDIDATES,
+    Minutes,
+    SimulatedCandidate,
+    all_at_once,
+    built_in_minutes,
+    simulate,
+)
+from torchperf_ros.fleet.status import (
     ALPHA,
     METRICS,
     STRETCH_BLOCKS,
@@ -30,14 +38,6 @@ from torchperf_ros.fleet.sequence import (
     interval,
     margin_of,
     units_of,
-)
-from torchperf_ros.fleet.simulate import (
-    CANDIDATES,
-    Minutes,
-    SimulatedCandidate,
-    all_at_once,
-    built_in_minutes,
-    simulate,
 )
 
 _DRIVE, _VEHICLE = 0.02, 0.02  # of the logarithm
