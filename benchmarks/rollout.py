@@ -1,7 +1,7 @@
 """How often a roll-out's verdict is wrong when it is looked at every minute, and how soon bad candidates are stopped.
 
 False decisions: fleets on which both versions are the same. Minutes are drawn from correlated frames with
-Pareto spikes (`rollout/simulate.py`); each drive shifts each version's times by 2 %, and in some fleets
+Pareto spikes (`fleet/simulate.py`); each drive shifts each version's times by 2 %, and in some fleets
 each vehicle does, for good. The verdict on latency, p99 and misses is looked at whenever it can have
 changed; one look at which any of them is decided, with margins of zero, makes the fleet a false one. The
 roll-outs are `torchperf rollout simulate`, its owner looking once a day.
