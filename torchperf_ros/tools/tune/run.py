@@ -22,15 +22,16 @@ from torchperf_ros.api.text import console_table
 from torchperf_ros.settings.build_options import ENGINES, INT8_STATIC
 from torchperf_ros.tools.shell import write_output
 from torchperf_ros.tools.tune.search import (
+    Target,
     TrialProcesses,
     TuneOptions,
     TuneSearch,
     TuneState,
     ask_facts,
     state_path,
+    tuned_parameters,
 )
 from torchperf_ros.tools.tune.space import TuneSpace, planned
-from torchperf_ros.tools.tune.target import Target, tuned_parameters
 from torchperf_ros.tools.tune.trial import (
     Facts,
     Group,
