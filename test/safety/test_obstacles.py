@@ -7,10 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rosbags.typesys import Stores, get_typestore
 
-from benchmarks.rig.messages import START_NS, Box, S, markers_bytes, odometry_bytes
+from benchmarks.rig.messages import START_NS, Box, S, markers_bytes, odometry_bytes, plan_bytes
 from torchperf_ros.api.errors import BadInput
+from torchperf_ros.safety.guard import Guard
+from torchperf_ros.safety.limits import Track
 from torchperf_ros.safety.obstacles import read_obstacles, seen_now
 from torchperf_ros.safety.odometry import Motion
+from torchperf_ros.safety.stop_output import TimedPath
 from torchperf_ros.settings.safety_options import guard_options
 
 STORE = get_typestore(Stores.ROS2_HUMBLE)
@@ -214,6 +217,107 @@ def test_given_noise_when_what_is_ahead_stands_then_it_hardly_ever_seems_to_reve
 def test_given_noise_when_anything_ahead_reverses_then_it_is_known_within_a_second(speed, seed):
     towards = ahead(-speed, seed)
     assert (towards[10:] > 0.4 * speed).all()
+
+
+FRONT_M = OPTIONS.vehicle.length_m - OPTIONS.vehicle.rear_m
+
+
+def stops_m(speed):
+    """The way of a vehicle that does nothing while an array counts, and then brakes."""
+    waits_s = (OPTIONS.obstacles_timeout_ms + OPTIONS.actuation_delay_ms) / 1000
+    faster = speed + OPTIONS.rss_accel * waits_s
+    return 0.5 * (speed + faster) * waits_s + faster**2 / (2 * OPTIONS.rss_brake)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    own_speed=st.floats(0.0, 20.0),
+    room_m=st.floats(-10.0, 10.0),
+    lead_speed=st.floats(0.0, 1.0),
+    left_m=st.sampled_from([0.0, 6.0]),
+    seed=st.integers(0, 1000),
+)
+def test_given_noise_when_braking_could_not_wait_or_nothing_is_ahead_then_what_may_stand_is_never_faster_than_it_seems(
+    own_speed, room_m, lead_speed, left_m, seed
+):
+    rng, found = np.random.default_rng(seed), None
+    motion = Motion.read(odometry_bytes(speed=own_speed), 10 * S)
+    at_m = FRONT_M + stops_m(own_speed) + room_m + 3.0
+    for number in range(20):
+        x, y = rng.normal(0.0, 0.1, 2) + (at_m + lead_speed * 0.1 * number, left_m)
+        now = replace(motion, received_ns=10 * S + number * S // 10)
+        found = step(x, 0.1 * number, found, y=y, motion=now)
+        (mean,), along = found.tracks.mean()[1], found.seen.velocities[0].real
+        rear_m = found.seen.places[0].real - np.hypot(*found.seen.halves[0])
+        can_wait = left_m == 0.0 and rear_m - FRONT_M >= stops_m(own_speed) + OPTIONS.margin_m - 1e-6
+        assert can_wait or along <= max(mean.real, 0.0) + 1e-9
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    own_speed=st.floats(0.0, 20.0),
+    room_m=st.floats(-8.0, -0.1) | st.floats(0.1, 8.0),
+    turned=st.floats(-3.1, 3.1),
+)
+def test_given_something_new_when_braking_can_wait_then_it_counts_once_it_was_seen_twice_and_else_at_once(
+    own_speed, room_m, turned
+):
+    found, motion = None, Motion.read(odometry_bytes(speed=own_speed), 10 * S)
+    at = (FRONT_M + OPTIONS.margin_m + stops_m(own_speed) + np.hypot(2.25, 0.95) + room_m) * np.exp(
+        1j * turned
+    )
+    for number in range(4):
+        boxes = [Box(200.0, 0.0, velocity=None)]
+        boxes += [Box(at.real, at.imag, velocity=None)] * (number >= 2)
+        data = markers_bytes(boxes, stamp_ns=START_NS + number * S // 10)
+        now = replace(motion, received_ns=10 * S + number * S // 10)
+        found = read(data, "plan", now, found, now.received_ns)
+        counts = [0, 0, int(room_m < 0.0), 1][number]
+        assert np.count_nonzero(np.abs(found.seen.places - at) < 0.5) == counts
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_given_noise_when_a_queue_moves_off_then_its_last_car_counts_as_moving_before_it_is_sure(seed):
+    rng, found, counted = np.random.default_rng(seed), None, []
+    motion = Motion.read(odometry_bytes(speed=0.0), 10 * S)
+    for number in range(70):
+        driven_s = max(0.1 * number - 6.0, 0.0)
+        x, y = rng.normal(0.0, 0.1, 2) + (6.8 + 0.3 * driven_s**2, 0.0)
+        now = replace(motion, received_ns=10 * S + number * S // 10)
+        found = step(x, 0.1 * number, found, y=y, motion=now)
+        if number >= 62:
+            counted.append(found.seen.velocities[0].real - 0.6 * driven_s)
+    assert np.mean(counted) > -0.25
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    own_speed=st.floats(0.0, 15.0),
+    room_m=st.floats(1.0, 25.0),
+    lead_speed=st.sampled_from([0.0, 0.0, 1.0]),
+    sigma_m=st.sampled_from([0.05, 0.1, 0.2]),
+    hurries=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_given_a_planner_that_insists_when_what_is_ahead_stands_or_stops_then_noise_never_lets_the_vehicle_reach_it(
+    own_speed, room_m, lead_speed, sigma_m, hurries, seed
+):
+    """The lead drives until 2 s and stops at once. The vehicle follows what is published, 10 plans a second."""
+    rng, guard = np.random.default_rng(seed), Guard(guard_options({"guard.act": ["all"]}))
+    x, speed, lead_m = 0.0, own_speed, FRONT_M + 2.25 + stops_m(own_speed) + room_m
+    times_s = np.arange(31) * 0.1
+    for number in range(50):
+        ros_ns, now_ns = START_NS + number * S // 10, 10 * S + number * S // 10
+        lead_m += 0.1 * lead_speed * (number < 20)
+        at = rng.normal(0.0, sigma_m, 2) + (lead_m, 0.0)
+        guard.moved(odometry_bytes(x, speed=speed, stamp_ns=ros_ns), now_ns)
+        guard.saw(0, markers_bytes([Box(*at, velocity=None)], stamp_ns=ros_ns), now_ns)
+        ways = x + speed * times_s + hurries * times_s**2
+        plan = plan_bytes(times_s, ways, 0.0, 0.0, start_ns=ros_ns)
+        path = Track.of(TimedPath.parse(guard.check(plan, now_ns, ros_ns, 60.0).payload), ros_ns, None)
+        before, x, after = np.interp((0.05, 0.1, 0.15), path.t_s, path.place.real).tolist()
+        speed = max((after - before) / 0.1, 0.0)
+        assert x + FRONT_M < lead_m - 2.25
 
 
 @pytest.mark.parametrize(
