@@ -46,6 +46,7 @@ from torchperf_ros.workers import process_setup
 from torchperf_ros.workers.process_setup import keep_freed_memory
 from torchperf_ros.workers.worker_setup import WorkerSetup, worker_setup
 
+_MORE_KEPT_BYTES = 1 << 20
 _DESCRIBE_POLL_S = 0.02
 # What the reporter and the alert publisher publish, as the black box keeps it.
 _TOPICS = (
@@ -380,7 +381,10 @@ class PerfNode(LifecycleNode):
 
 def _set_up_process(config: NodeConfig) -> dict[str, str]:
     """Give the process its memory, priority and processors; returns what the node's status says of them."""
-    keep_freed_memory(max(stage.max_frame_bytes for stage in config.stages))
+    largest_bytes = max(stage.max_frame_bytes for stage in config.stages)
+    # What is kept holds what taking a message by rclpy needs, twice its size. More goes back: while the first
+    # images of several cameras wait, it is many times that, and none is needed later.
+    keep_freed_memory(largest_bytes, 2 * largest_bytes + _MORE_KEPT_BYTES)
     scheduling = process_setup.prefer_this_process(config.realtime_priority)
     facts = {"scheduling": scheduling}
     if ":" in scheduling:

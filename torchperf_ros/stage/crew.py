@@ -71,7 +71,8 @@ class Crew:
         for worker in self.pool.everyone:
             if worker is other_than or not worker.idle:
                 continue
-            if worker.recording:
+            # an idle one that takes part in a capture
+            if worker.capturing:
                 return worker
             if found is None or worker is self.preferred:
                 found = worker

@@ -114,7 +114,7 @@ def compile_tiers(  # noqa: PLR0913, PLR0917 - one for each option
             job["frames"] = _frames(job, str(log), str(Path(frames) / f"{name}.safetensors"), shown)
         built = [result for name, job in jobs.items() for result in _run(name, job, shown)]
     if json_file is not None:
-        json_file.write_text(json.dumps(built, indent=2) + "\n", encoding="utf-8")
+        shell.write_output(json_file, json.dumps(built, indent=2) + "\n")
     _print(built, shown)
     raise typer.Exit(any(result["kind"] == "failed" for result in built))
 
@@ -462,7 +462,7 @@ def inspect(
         inspection.run(status.update)
     show(inspection, shown, max_breaks)
     if json_file is not None:
-        json_file.write_text(json.dumps(as_json(inspection, max_breaks), indent=2), encoding="utf-8")
+        shell.write_output(json_file, json.dumps(as_json(inspection, max_breaks), indent=2))
     raise typer.Exit(inspection.exit_status(max_breaks))
 
 
