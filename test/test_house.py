@@ -36,7 +36,7 @@ STATEMENTS = {
     # A latch is written again where its file is removed, and a node without its lane warns of it.
     # Tracks have an acceleration, and what comes aslant may drive straight on.
     "safety": 3740,
-    "workers": 2917,
+    "workers": 2918,
     # What one stream costs the others in a fault, an overload, a batch, an answer or a probe is held to its share.
     # What wires stages to each other is here, once for the node and for a replay.
     # A worker that fails where another does not is found, and a stream that ends workers leaves the last one to others.
@@ -45,7 +45,7 @@ STATEMENTS = {
     # CUDA graphs as an engine, what is known of captures, and the ways that `auto` times with and without them.
     # Whether a model's sizes follow from values is looked for in its operations.
     # Answers in a reduced precision are compared by what they choose, and by what tells inputs apart.
-    "engines": 2591,
+    "engines": 2589,
     # On CUDA the check of outputs is enqueued behind the model, and one wait is for both.
     # A start that fails names the user's line.
     "worker": 1645,  # a record says the batch in which its frame ran
@@ -60,7 +60,7 @@ STATEMENTS = {
     # The files of -o by their suffixes; options of earlier versions are taken, or say what to write.
     # What is read from a tensor and is more than an operand gets no advice to stay a tensor.
     # A precision that the task has not judged is not chosen.
-    "tools": 3791,
+    "tools": 3806,
     # Lines that no vehicle writes, and minutes of the future.
     "fleet": 2945,
     "world": 1470,

@@ -51,7 +51,7 @@ class Recorded:
     def recorder(self):
         """The recorder's process."""
         return next(
-            child for child in self.node.workers() if "recorder.recorder import" in str(child.cmdline())
+            child for child in self.node.workers() if "observe.recorder import" in str(child.cmdline())
         )
 
 

@@ -29,12 +29,11 @@ from torchperf_ros.api.text import listed
 from torchperf_ros.engines.built_tier import BuiltTier, build_model
 from torchperf_ros.engines.model_transforms import cpu_flags
 from torchperf_ros.engines.outputs import numbers_of, signature_of
-from torchperf_ros.engines.parity import DynamicDims
+from torchperf_ros.engines.parity import NEVER_CHANGES, OF_EVERY_MODULE, DynamicDims
 from torchperf_ros.settings.build_options import INT8_PRECISIONS, INT8_STATIC, BuildOptions, installed
 from torchperf_ros.settings.config import STAGE_PARAMETERS
 from torchperf_ros.workers.package_manifest import Identity
 
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 _KNOWN: Final = sys.stdlib_module_names | {
     "builtins",
     "numpy",
@@ -53,7 +52,6 @@ _LIBRARIES: Final = (
 _INSTALLED: Final = tuple(f"{folder}/" for folder in dict.fromkeys(_LIBRARIES))
 _USUAL: tuple[str, ...] = tuple(next(one.default for one in STAGE_PARAMETERS if one.name == "tiers"))
 _HOOKS: Final = ("_forward_pre_hooks", "_forward_hooks")
-_OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
 _OF_FX = frozenset(vars(torch.fx.GraphModule({}, torch.fx.Graph())))
 
 
@@ -198,7 +196,7 @@ def code_hash(model: torch.nn.Module) -> str:
         kind = type(module)
         roots |= {base.__module__ for base in kind.__mro__ if isinstance(base.__module__, str)}
         # What distinguishes this module from others of its class, apart from weights and submodules.
-        own = _OF_FX if isinstance(module, torch.fx.GraphModule) else _OF_EVERY_MODULE
+        own = _OF_FX if isinstance(module, torch.fx.GraphModule) else OF_EVERY_MODULE
         values = {key: value for key, value in vars(module).items() if key not in own}
         values |= {key: list(vars(module)[key].values()) for key in _HOOKS if vars(module).get(key)}
         attributes = sorted(f"{key}={_described(value, roots)}" for key, value in values.items())
@@ -229,7 +227,7 @@ def _described(value: object, roots: set[str], within: tuple[int, ...] = ()) -> 
     `roots` gets the names of the modules that functions and classes come from; `within` are the tables that
     the value is in, as one may hold itself.
     """
-    if isinstance(value, _PLAIN):
+    if isinstance(value, NEVER_CHANGES):
         return repr(value)
     if isinstance(value, torch.Tensor):  # a constant that is no buffer
         return _content(value).hex()

@@ -23,9 +23,9 @@ from torchperf_ros.api.errors import TorchperfError
 from torchperf_ros.engines.outputs import flat_numbers, layout_of, numbers_of, tensors_in
 from torchperf_ros.settings.build_options import INT8_PRECISIONS, INT8_STATIC, MOST_LOSS
 
-_NEVER_CHANGES: Final = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+NEVER_CHANGES: Final = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 _ABSENT: Final = object()
-_OF_EVERY_MODULE: Final = frozenset(vars(torch.nn.Module()))
+OF_EVERY_MODULE: Final = frozenset(vars(torch.nn.Module()))
 
 
 class KeptState:
@@ -89,7 +89,7 @@ def _buffers_of(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor | N
 
 
 def _attributes_of(module: torch.nn.Module) -> list[tuple[str, Any]]:
-    return [(name, value) for name, value in vars(module).items() if name not in _OF_EVERY_MODULE]
+    return [(name, value) for name, value in vars(module).items() if name not in OF_EVERY_MODULE]
 
 
 def _copied(value: Any, memo: dict[int, Any]) -> Any:  # noqa: ANN401 - an attribute may be anything
@@ -108,7 +108,7 @@ def _same(now: Any, saved: Any, seen: frozenset[int] = frozenset()) -> bool:  # 
         return True
     if type(now) is not type(saved):
         return False
-    if isinstance(now, _NEVER_CHANGES):
+    if isinstance(now, NEVER_CHANGES):
         return bool(now == saved)
     seen |= {id(saved)}
     if isinstance(now, torch.Tensor):

@@ -50,6 +50,7 @@ from torchperf_ros.settings.safety_options import (
 from torchperf_ros.settings.stage_options import (
     BACKUP_ACTIVE,
     MOST_BATCH,
+    NAME,
     ODOMETRY,
     ActionRule,
     SceneOptions,
@@ -67,7 +68,6 @@ from torchperf_ros.settings.stage_options import (
     topic_of_stream,
 )
 
-_NAME = re.compile(r"[a-z][a-z0-9_]*")
 _TOPIC = re.compile(r"(~?/)?[A-Za-z_{][\w{}]*(/[A-Za-z_{][\w{}]*)*", re.ASCII)  # {node}: the node's name
 _ROS_PARAMETERS = ("use_sim_time", "start_type_description_service")
 
@@ -447,7 +447,7 @@ def stage_config(
         ConfigError: names the parameter, the value, and what is allowed.
     """
     require(
-        _NAME.fullmatch(stage),
+        NAME.fullmatch(stage),
         f"stages: {stage!r} is not a stage name: lower-case letters, digits, _ after a letter",
     )
     name = f"{stage}.{stream}" if stream else stage
@@ -620,7 +620,7 @@ def refuse_unknown(values: Mapping[str, Any], stages: Sequence[str]) -> dict[str
         foreign[name] = named[0]
     given = {name.partition(".")[0]: name for name in values if "." in name}
     if idle := given.keys() - {*stages, "qos_overrides", *groups}:
-        for stage in [stage for stage in stages if stage not in given and _NAME.fullmatch(stage)]:
+        for stage in [stage for stage in stages if stage not in given and NAME.fullmatch(stage)]:
             if close := difflib.get_close_matches(stage, sorted(idle), 1, _NEARLY):
                 why = f"stage {close[0]} is none of the stages that run, {', '.join(stages)}"
                 raise ConfigError(

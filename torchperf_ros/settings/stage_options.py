@@ -253,7 +253,7 @@ OF_STREAM: Final = frozenset(
 # So many frames may be in one run.
 MOST_BATCH: Final = 64
 _GUARD: Final = "guard."
-_NAME = re.compile(r"[a-z][a-z0-9_]*")
+NAME = re.compile(r"[a-z][a-z0-9_]*")
 _IS: Final = ":="
 
 
@@ -274,7 +274,7 @@ def check_streams(
     taken = {word.partition(".")[0] for word in words}
     for name in streams:
         rule = "it has to be a list of names: lower-case letters, digits, _ after a letter"
-        require(_NAME.fullmatch(name), f"{where}{rule}")
+        require(NAME.fullmatch(name), f"{where}{rule}")
         require(streams.count(name) == 1, f"{where}{name} stands there {streams.count(name)} times")
         require(name not in stages, f"{where}{name} is a stage; a stream has a name of its own")
         require(name not in taken, f"{where}{name} is a parameter of the stage; name the stream otherwise")
@@ -394,9 +394,9 @@ def parse_scenes(
         ConfigError: names the parameter, the value, and what is allowed.
     """
     names = given_names(list(names))
-    good = all(_NAME.fullmatch(name) and name != DEFAULT_SCENE for name in names) and len(
-        set(names)
-    ) == len(names)
+    good = all(NAME.fullmatch(name) and name != DEFAULT_SCENE for name in names) and len(set(names)) == len(
+        names
+    )
     where = f"{stage}.scenes: {names!r} is not allowed; it has to be"
     require(
         good,

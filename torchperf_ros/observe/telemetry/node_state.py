@@ -16,6 +16,7 @@ import numpy as np
 
 from torchperf_ros.api.outcome import Fallback, Outcome
 from torchperf_ros.observe.telemetry.diagnostics import typed
+from torchperf_ros.stage.figures import STEPS
 from torchperf_ros.stage.trend import theil_sen_slope
 
 NODE_STATUS: Final = "node"
@@ -29,7 +30,6 @@ _MATCH_NS: Final = 8_000_000
 _RATE_FRAMES: Final = 64
 _MEMORY_SAMPLES: Final = 600  # ten minutes
 _LEAST_SAMPLES: Final = 60  # the memory that a start fills is no trend
-_STEPS: Final = ("wait", "decode", "preprocess", "inference", "postprocess")
 _ALERT: Final = "alert "
 # Of events, by the level of a diagnostic status.
 _KINDS: Final = ("ok", "warn", "error", "warn")
@@ -54,7 +54,7 @@ class SeenFrame:
         fallback: what was published instead of its result, None if nothing had to be.
         lateness_ms: how far past its deadline; negative: before it; NaN: an older node does not say.
         published_ns: when it was answered; 0 if unknown.
-        steps_ms: how long its steps took, in the order of `_STEPS`.
+        steps_ms: how long its steps took, in the order of `STEPS`.
     """
 
     stamp_ns: int
@@ -131,7 +131,7 @@ class StageState:
         last = [frame for frame in list(self.recent)[-_RATE_FRAMES:] if frame.steps_ms]
         rows = [(*frame.steps_ms, frame.total_ms - sum(frame.steps_ms)) for frame in last]
         columns = zip(*(row for row in rows if math.isfinite(row[-1])), strict=True)
-        return dict(zip((*_STEPS, "rest"), map(median, columns), strict=False))
+        return dict(zip((*STEPS, "rest"), map(median, columns), strict=False))
 
     @property
     def health(self) -> str:
@@ -275,7 +275,7 @@ class NodeState:
             values.get("budget_ms", math.nan),
             values.get("lateness_ms", math.nan),
             published_ns,
-            tuple(values.get(f"{step}_ms", math.nan) for step in _STEPS),
+            tuple(values.get(f"{step}_ms", math.nan) for step in STEPS),
         )
         stage = list(self.stages.values())[index]
         far_late = stage.far_late
