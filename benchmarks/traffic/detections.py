@@ -232,8 +232,18 @@ def _merged(boxes: list[Box]) -> list[Box]:
     one, other = np.unravel_index(apart.argmin(), apart.shape)
     if apart[one, other] > 12.0:
         return boxes
-    middle, length = 0.5 * (places[one] + places[other]), apart[one, other] + LENGTH
-    both = Box(middle.real, middle.imag, np.angle(places[one] - places[other]), length, velocity=None)
+    yaw = boxes[one].yaw
+    turns = np.exp(1j * np.array([boxes[one].yaw, boxes[other].yaw])) * np.exp(-1j * yaw)
+    at, half = (
+        places[[one, other]] * np.exp(-1j * yaw),
+        0.5 * np.array([boxes[one].length, boxes[one].width]),
+    )
+    reach = np.abs(turns.real) * half[0] + np.abs(turns.imag) * half[1]
+    reach = reach + 1j * (np.abs(turns.imag) * half[0] + np.abs(turns.real) * half[1])
+    least, most = at - reach, at + reach
+    low, high = complex(least.real.min(), least.imag.min()), complex(most.real.max(), most.imag.max())
+    middle, size = 0.5 * (low + high) * np.exp(1j * yaw), high - low
+    both = Box(middle.real, middle.imag, yaw, size.real, size.imag, velocity=None)
     return [*(box for at, box in enumerate(boxes) if at not in {one, other}), both]
 
 

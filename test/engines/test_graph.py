@@ -404,7 +404,7 @@ def test_given_auto_and_sizes_that_vary_when_graph_is_chosen_then_it_runs_where_
     run("""
         from torchperf_ros.engines.package import ways_of
         from torchperf_ros.engines.built_tier import BuiltTier
-        from torchperf_ros.workers.engine_choice import EngineChoice
+        from torchperf_ros.workers.package_manifest import EngineChoice
         from torchperf_ros.workers.package_cache import open_cache
 
         adapter = Own({"varies": True}, device.device)

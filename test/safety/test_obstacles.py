@@ -253,6 +253,29 @@ def test_given_noise_when_braking_could_not_wait_or_nothing_is_ahead_then_what_m
         assert can_wait or along <= max(mean.real, 0.0) + 1e-9
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    own_speed=st.floats(0.0, 20.0),
+    room_m=st.floats(-8.0, -0.1) | st.floats(0.1, 8.0),
+    turned=st.floats(-3.1, 3.1),
+)
+def test_given_something_new_when_braking_can_wait_then_it_counts_once_it_was_seen_twice_and_else_at_once(
+    own_speed, room_m, turned
+):
+    found, motion = None, Motion.read(odometry_bytes(speed=own_speed), 10 * S)
+    at = (FRONT_M + OPTIONS.margin_m + stops_m(own_speed) + np.hypot(2.25, 0.95) + room_m) * np.exp(
+        1j * turned
+    )
+    for number in range(4):
+        boxes = [Box(200.0, 0.0, velocity=None)]
+        boxes += [Box(at.real, at.imag, velocity=None)] * (number >= 2)
+        data = markers_bytes(boxes, stamp_ns=START_NS + number * S // 10)
+        now = replace(motion, received_ns=10 * S + number * S // 10)
+        found = read(data, "plan", now, found, now.received_ns)
+        counts = [0, 0, int(room_m < 0.0), 1][number]
+        assert np.count_nonzero(np.abs(found.seen.places - at) < 0.5) == counts
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_given_noise_when_a_queue_moves_off_then_its_last_car_counts_as_moving_before_it_is_sure(seed):
     rng, found, counted = np.random.default_rng(seed), None, []

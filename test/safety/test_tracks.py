@@ -18,13 +18,14 @@ class Source:
         self.tracks, self.stamp_ns, self.period_ns = None, 1_700_000_000 * S, period_ns
         self.sigma_m, self.rng = sigma_m, np.random.default_rng(seed)
 
-    def sees(self, places, keys=None, after_ns=None, late_s=0.0):
+    def sees(self, places, keys=None, after_ns=None, late_s=0.0, halves=(1.0, 1.0)):
         self.stamp_ns += self.period_ns if after_ns is None else after_ns
         places = np.array(places, np.complex128).reshape(-1)
         count = len(places)
         places += self.sigma_m * (self.rng.normal(size=count) + 1j * self.rng.normal(size=count))
         keys = [(b"car", number) for number in range(count)] if keys is None else keys
-        halves, late_s = np.ones((count, 2)), np.broadcast_to(np.asarray(late_s, float), (count,)).copy()
+        late_s = np.broadcast_to(np.asarray(late_s, float), (count,)).copy()
+        halves = np.broadcast_to(np.asarray(halves, float), (count, 2)).copy()
         found = follow(self.tracks, self.stamp_ns, 0j, places, np.zeros(count), halves, keys, late_s)
         self.tracks = found.tracks
         return found
@@ -245,6 +246,83 @@ def test_given_a_second_box_of_a_moving_object_when_it_takes_its_track_then_the_
             assert own == pytest.approx(10.0j, abs=2.0)
         assert len(also) == found.unknown == (number < 12)
     assert len(source.tracks.keys) == 2
+
+
+CAR = (2.25, 0.95)
+
+
+@settings(max_examples=20, deadline=None)
+@given(speed=st.floats(-20.0, 20.0), share=st.floats(0.3, 0.7), seed=st.integers(0, 1000))
+def test_given_a_known_car_when_its_box_is_two_parts_then_both_move_as_it_does_and_it_stays_one(
+    speed, share, seed
+):
+    source = Source(0.05, seed=seed)
+    for number in range(20):
+        source.sees([speed * number / 20], halves=CAR)
+    whole = speed * 1.0
+    parts = [whole - 2.25 * (1.0 - share), whole + 2.25 * share]
+    found = source.sees(parts, halves=[(2.25 * share, 0.95), (2.25 * (1.0 - share), 0.95)])
+    assert found.velocities == pytest.approx([speed, speed], abs=0.6)
+    assert found.places == pytest.approx(parts, abs=0.3)
+    assert (found.unknown, len(found.coasting.keys), len(source.tracks.keys)) == (0, 0, 1)
+    found = source.sees([speed * 21 / 20], halves=CAR)
+    assert (found.unknown, found.velocities[0]) == (0, pytest.approx(speed, abs=0.6))
+
+
+@settings(max_examples=20, deadline=None)
+@given(x=st.floats(-4.0, 4.0), y=st.floats(-3.0, 3.0))
+def test_given_a_known_car_when_something_small_is_new_beside_its_whole_box_then_it_counts_as_standing(
+    x, y
+):
+    source = Source()
+    source_places = [10.0 * number / 20 for number in range(20)]
+    for place in source_places:
+        source.sees([place], halves=CAR)
+    found = source.sees([10.0, complex(10.0 + x, y)], halves=[CAR, (0.3, 0.3)])
+    assert found.velocities[0] == pytest.approx(10.0, abs=0.3)
+    assert (found.velocities[1], found.unknown, found.times[1]) == (0.0, 1, 1)
+
+
+@settings(max_examples=20, deadline=None)
+@given(aside=st.floats(2.2, 4.0), ahead=st.floats(-6.0, 6.0))
+def test_given_two_known_cars_when_they_are_one_box_then_both_go_on_for_a_bounded_time(aside, ahead):
+    source = Source()
+    for number in range(30):
+        t = number / 20
+        source.sees([10.0 * t, ahead + 10.0 * t + aside * 1j], halves=CAR)
+    for number in range(30, 40):
+        t = number / 20
+        both = np.array([10.0 * t, ahead + 10.0 * t + aside * 1j])
+        size = (2.25 + 0.5 * abs((both[1] - both[0]).real), 0.95 + 0.5 * aside)
+        found = source.sees([both.mean()], halves=size)
+        if number < 36:
+            assert (found.times[0], found.unknown) == (0, 0)
+            expected = sorted(found.coasting.mean()[0], key=lambda place: place.imag)
+            assert expected == pytest.approx(both, abs=0.2)
+        else:
+            assert found.times[0] > 0
+
+
+@settings(max_examples=20, deadline=None)
+@given(more=st.floats(0.6, 3.0), side=st.sampled_from([0, 1]))
+def test_given_two_known_cars_when_a_box_is_larger_than_both_then_it_counts(more, side):
+    source = Source()
+    for _ in range(10):
+        source.sees([0.0, 3.5j], halves=CAR)
+    size = np.array([2.25, 0.95 + 1.75])
+    size[side] += more
+    assert source.sees([1.75j], halves=size).times[0] > 0
+
+
+def test_given_a_box_of_two_that_lasts_when_they_part_then_neither_is_a_part_of_the_other():
+    """A car passes somebody who stands, and for an array both are one box."""
+    source = Source()
+    for number in range(20):
+        source.sees([5.0 * number / 20 - 5.0, 2.0j], halves=[CAR, (0.3, 0.3)])
+    source.sees([0.675j], halves=(2.25, 1.625))
+    for number in range(21, 24):
+        found = source.sees([5.0 * number / 20 - 5.0, 2.0j], halves=[CAR, (0.3, 0.3)])
+        assert found.velocities == pytest.approx([5.0, 0.0], abs=0.5)
 
 
 def test_given_something_new_within_an_object_that_stands_when_detected_then_it_counts_once():

@@ -237,6 +237,16 @@ def test_given_an_alert_of_another_stage_or_kind_when_reported_then_it_does_not_
     assert bool(rules.lower_tiers) == counts
 
 
+def test_given_a_stream_when_an_alert_of_its_stage_or_of_another_stream_is_found_then_only_the_first_counts():
+    """The memory of workers is the whole stage's: the streams share them."""
+    values = {"adapter": "a:B", "output": "o", "actions": ["memory grows -> lower_tier"]}
+    for name, counts in (("camera", 1), ("camera.front", 1), ("camera.rear", 0), ("camera/7.2", 0)):
+        rules = AlertActions(stage_config("camera", values, stream="front"))
+        rules.report(alert(f"{name}: memory grows"), S)
+        rules.step(S)
+        assert rules.lower_tiers == counts
+
+
 def test_given_an_alert_with_a_suffix_when_reported_then_its_kind_counts():
     rules = actions("temperature -> lower_rate", "input frozen -> off")
     for name in ("machine: temperature of cpu-thermal", "camera: input frozen (/image)"):

@@ -31,9 +31,11 @@ from torchperf_ros.tools.tune.search import (
     TuneState,
     ask_facts,
     state_path,
+    target_of_adapter,
+    target_of_file,
+    tuned_parameters,
 )
 from torchperf_ros.tools.tune.space import TuneSpace
-from torchperf_ros.tools.tune.target import target_of_adapter, target_of_file, tuned_parameters
 from torchperf_ros.tools.tune.trial import (
     MEASURING,
     Facts,

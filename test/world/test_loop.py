@@ -185,11 +185,13 @@ def test_given_times_of_ones_own_then_runs_take_as_long_and_a_death_lasts_as_lon
 def test_given_a_drive_with_times_when_written_then_its_test_has_a_copy_of_them(tmp_path, capsys):
     table = tmp_path / "mine.yaml"
     table.write_text("perception: {full: {inference_ms: 5}}\nplanning: {full: {inference_ms: 2}}\n")
-    one = Drive(short(seconds=1.0), "watched", times=table, restart_ms=100.0)
+    one = Drive(short(seconds=1.0), "watched", 1, "bench", times=table, restart_ms=100.0)
     assert run_drive(Console(), one, tmp_path / "out", tui=False) == 0
     text = (tmp_path / "out" / "test_ccrb_1_watched.py").read_text()
     assert ', times=Path(__file__).with_name("times.yaml"), restart_ms=100.0))' in text
     assert (tmp_path / "out" / "times.yaml").read_bytes() == table.read_bytes()
+    row = json.loads((tmp_path / "out" / "drive.json").read_text())
+    assert (row["goes_wrong"], row["times"], row["restart_ms"]) == ("bench", "times.yaml", 100.0)
     compile(text, "test", "exec")
 
 

@@ -27,13 +27,14 @@ from torchperf_ros.engines.outputs import signature_of, tensors_in
 from torchperf_ros.engines.package_engine import PackageEngine
 from torchperf_ros.engines.parity import DynamicDims, Parity, random_inputs, same
 from torchperf_ros.settings.build_options import GRAPH, GRAPH_MODE, OF_PARTS, BuildOptions
-from torchperf_ros.workers.engine_choice import EngineChoice, choose_engine
 from torchperf_ros.workers.package_cache import find_package
 from torchperf_ros.workers.package_manifest import (
+    EngineChoice,
     Identity,
     Manifest,
     PackageError,
     check_package,
+    choose_engine,
     file_sha256,
     manifest_path,
 )

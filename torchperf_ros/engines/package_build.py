@@ -46,9 +46,10 @@ from torchperf_ros.settings.build_options import (
     PACKAGE_SUFFIXES,
     BuildOptions,
 )
-from torchperf_ros.workers.engine_choice import EAGER, EngineChoice
 from torchperf_ros.workers.package_cache import PackageCache, open_cache
 from torchperf_ros.workers.package_manifest import (
+    EAGER,
+    EngineChoice,
     Identity,
     Manifest,
     PackageError,

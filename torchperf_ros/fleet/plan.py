@@ -568,7 +568,7 @@ STEPS: Final = (
 
 @dataclass(frozen=True)
 class Margins:
-    """The smallest differences that matter, see `sequence.py`; those of `torchperf compare`.
+    """The smallest differences that matter, see `status.py`; those of `torchperf compare`.
 
     Attributes:
         latency_percent: of the mean of all frames.
@@ -600,7 +600,7 @@ class RolloutPlan:
             there.
         probation_min: minutes of serving before a vehicle counts the candidate as good.
         unit: what is drawn by bucket, `vehicle` or `drive`.
-        targeting: a rule of flagd's on the facts of a vehicle, see `targeting.py`; None: every vehicle.
+        targeting: a rule of flagd's on the facts of a vehicle, see `check_rule`; None: every vehicle.
         guards, margins: see there.
         revoked: versions that no vehicle may run any more.
         again: versions that may come back although a vehicle rolled them back.

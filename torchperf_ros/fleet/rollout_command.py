@@ -35,6 +35,7 @@ from torchperf_ros.tools.shell import (
     pairs,
     progress_bars,
     say,
+    write_output,
 )
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ def new(
         "candidate": {key: parse_value(key, text) for key, text in given.items()},
     }
     plan = new_plan(values, utc_now())
-    output.write_text(plan_text(plan), encoding="utf-8")
+    write_output(output, plan_text(plan))
     typer.echo(f"wrote {output}; edit it, then: torchperf rollout sign {output}")
 
 
@@ -189,7 +190,7 @@ def sign(
                 f"plan {plan}: {older}, and vehicles refuse a replay; write a greater serial into {plan},"
                 " or name another file with -o"
             )
-    _replace(target, signature.sign(found, private))
+    write_output(target, signature.sign(found, private))
     typer.echo(
         f"wrote {target}: {found.version} for {found.stage}, serial {found.serial}, until"
         f" {found.expires:%Y-%m-%d}"
@@ -303,7 +304,7 @@ def status(
     if ".html" in files:
         from torchperf_ros.fleet.status import status_page
 
-        files[".html"].write_text(status_page(found, standing, move, brought.left_out), encoding="utf-8")
+        write_output(files[".html"], status_page(found, standing, move, brought.left_out))
     if ".json" in files:
         figures = {
             "plan": found.to_mapping(),
@@ -312,7 +313,7 @@ def status(
             "move": move.kind.value,
             "reasons": list(move.reasons),
         }
-        files[".json"].write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+        write_output(files[".json"], json.dumps(figures, indent=1) + "\n")
     raise typer.Exit(1 if move.kind.value == "rollback" else 0)
 
 
@@ -510,19 +511,9 @@ def _next(
     plan_of(following.to_mapping(), "the next plan")
     typer.echo(f"{'wrote' if write else 'would write'} {path}: {headline(following)}")
     if write:
-        _replace(path, signature.sign(following, signature.read_private_key(key)))
+        write_output(path, signature.sign(following, signature.read_private_key(key)))
     else:
         typer.echo("nothing was written; --write does it")
-
-
-def _replace(path: Path, text: str) -> None:
-    """All of the file or nothing: a vehicle may read it at any moment."""
-    part = path.with_name(f".{path.name}.part")
-    try:
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 @rollout.command(cls=Command, rich_help_panel="One node")

@@ -31,8 +31,18 @@ from torchperf_ros.fleet.plan import (
     is_for,
 )
 from torchperf_ros.fleet.records import BLOCK_S, SERVING, SHADOW, paired_figures
-from torchperf_ros.fleet.sequence import STRETCH_BLOCKS, Units, Values, units_of
-from torchperf_ros.fleet.status import MoveKind, RolloutStanding, StepStanding, judge, next_move, rate_of
+from torchperf_ros.fleet.status import (
+    STRETCH_BLOCKS,
+    MoveKind,
+    RolloutStanding,
+    StepStanding,
+    Units,
+    Values,
+    judge,
+    next_move,
+    rate_of,
+    units_of,
+)
 from torchperf_ros.fleet.vehicle import Role, role_of
 
 # What can be tried.

@@ -1,8 +1,9 @@
-"""What one vehicle does about a plan, by itself and offline: whether it is meant, what runs, and the way back.
+"""What one vehicle does about a plan, by itself and offline.
 
-What it remembers is in one file that is whole whenever the power may go. The order of writing keeps it
-safe: a version is written down as `trial` before it serves and as good after its probation, and what runs
-after a start is the last good one. A loss of power at any moment leaves one of the two states.
+That is whether it is meant, what runs, and the way back. What it remembers is in one file that is whole
+whenever the power may go. The order of writing keeps it safe: a version is written down as `trial` before
+it serves and as good after its probation, and what runs after a start is the last good one. A loss of power
+at any moment leaves one of the two states.
 """
 
 import contextlib

@@ -1,11 +1,11 @@
 """What the stages of a closed loop share: driving by rules, and the messages between them; no torch.
 
-A lane, the Intelligent Driver Model, and a plan of the next three seconds: `RulePlannerAdapter` (`models/driving.py`)
-runs these in a worker, the closed loop's arms without workers call them directly.
+A lane, the Intelligent Driver Model, and a plan of the next three seconds: `RulePlannerAdapter`
+(`models/driving.py`) runs these in a worker, the closed loop's arms without workers call them directly.
 
-The messages are objects with velocities, odometry and timed paths. An object is two markers of one namespace and id: a
-CUBE, its box, and an ARROW whose second point less its first is its velocity in m/s. Both are in the frame that their
-headers name.
+The messages are objects with velocities, odometry and timed paths. An object is two markers of one
+namespace and id: a CUBE, its box, and an ARROW whose second point less its first is its velocity in m/s.
+Both are in the frame that their headers name.
 """
 
 import bisect

@@ -405,7 +405,7 @@ def _set_up_process(config: NodeConfig) -> dict[str, str]:
 def _recording_setup(
     node: LifecycleNode, stages: Sequence[Stage], heard: Iterable[tuple[str, str]]
 ) -> dict[str, Any]:
-    """The recorder's setup, see `recorder/recorder.py`.
+    """The recorder's setup, see `observe/recorder.py`.
 
     `heard`: topics and types of what no frame carries.
     """

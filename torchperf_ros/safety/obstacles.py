@@ -25,7 +25,7 @@ from torchperf_ros.api.errors import BadInput
 from torchperf_ros.safety.markers import Floats, Markers, rotated, rotations
 from torchperf_ros.safety.odometry import MOST_M, Motion, yaw_of
 from torchperf_ros.safety.source_clock import SourceClock
-from torchperf_ros.safety.tracks import FAR_M, Tracks, follow
+from torchperf_ros.safety.tracks import FAR_M, Tracked, Tracks, follow
 from torchperf_ros.settings.safety_options import GuardOptions
 
 Complex = NDArray[np.complex128]
@@ -226,14 +226,13 @@ def read_obstacles(
         if before is not None and tracks is not None and _has_no_time(own_stamp_ns, read, before):
             at_ns = tracks.stamp_ns + received_ns - before.received_ns
         late_ns = at_ns - own_stamp_ns + stamps_ns
-        seen, unknown, tracks, left_out = _tracked(
-            tracks, read, at_ns, motion, options, seen, late_ns, loose
-        )
-        if left_out and not unclear:
-            unclear = f"have {left_out} objects without velocities more than can be followed"
+        seen, counts, followed = _tracked(tracks, read, at_ns, motion, options, seen, late_ns, loose)
+        unknown, tracks = followed.unknown, followed.tracks
+        if followed.left_out and not unclear:
+            unclear = f"have {followed.left_out} objects without velocities more than can be followed"
         more = len(seen.yaws) - len(stamps_ns)
         stamps_ns = np.concatenate((stamps_ns, np.full(more, own_stamp_ns, np.int64)))
-        placed = np.concatenate((placed, np.ones(more, np.bool_)))
+        placed = np.concatenate((placed, np.ones(more, np.bool_))) & counts
     seen = seen._replace(units=np.exp(1j * seen.yaws), speeds=np.abs(seen.velocities))
     if not placed.all():
         seen, stamps_ns = seen.only(placed), stamps_ns[placed]
@@ -262,13 +261,8 @@ def _tracked(
     seen: Seen,
     stamps_ns: NDArray[np.int64],
     loose: NDArray[np.intp],
-) -> tuple[Seen, int, Tracks, int]:
-    """The objects, with velocities for what has no ARROW, and what was not detected.
-
-    Of how many none is known.
-
-    And the tracks for the next array, and how many objects are more than can have one.
-    """
+) -> tuple[Seen, Flags, Tracked]:
+    """The objects, with velocities for what has no ARROW, and what was not detected; which of these count."""
     here = complex(motion.x, motion.y)
     keys, late_s = [read.keys[at] for at in loose.tolist()], (at_ns - stamps_ns[loose]) / NS_PER_S
     found = follow(
@@ -287,11 +281,15 @@ def _tracked(
         np.concatenate((seen.halves, coasting.halves)),
     )
     unsure = np.concatenate((seen.unsure, spread))
-    off = (places - here) * heading.conjugate()
-    waits = _can_wait(off, np.hypot(*halves.T), motion, options)
-    velocities = _on_the_safe_side(velocities, unsure, off.real > 0, waits, heading)
+    off, radius_m = (places - here) * heading.conjugate(), np.hypot(*halves.T)
+    waits = _can_wait(np.abs(off) - radius_m, motion, options)
+    in_way = (off.real > 0) & (np.abs(off.imag) < radius_m + 0.5 * options.vehicle.width_m)
+    velocities = _on_the_safe_side(velocities, unsure, off.real > 0, waits & in_way, heading)
+    # What was seen once counts where there is no time to see whether it is there.
+    counts = np.ones(len(places), np.bool_)
+    counts[loose] = (found.times > 1) | ((found.times == 1) & ~waits[loose])
     seen = Seen(places, yaws, _NO_PLACES, halves, velocities, _NONE, unsure, _NONE)
-    return seen, found.unknown, found.tracks, found.left_out
+    return seen, counts, found
 
 
 class _Problems:
@@ -371,24 +369,22 @@ def _since_s(
     return np.where(one, since_s, (received_ns - motion.received_ns) / NS_PER_S)
 
 
-def _can_wait(off: Complex, radius_m: Floats, motion: Motion, options: GuardOptions) -> Flags:
-    """Before which objects ahead the vehicle stops, even if they stand, although it does nothing until later arrays.
+def _can_wait(away_m: Floats, motion: Motion, options: GuardOptions) -> Flags:
+    """Before which objects the vehicle stops, even if they stand, although it does nothing until later arrays.
 
     Until then it may accelerate, as RSS has it, for as long as an array counts. So what is judged anew with each array
     is never closer than braking by `rss_brake` allows, however wrong its velocity was.
 
     Args:
-        off: where their middles are, ahead of the reference point and to its left, as x + iy in m.
-        radius_m: of a circle around each.
+        away_m: how far from the reference point each begins.
         motion: the vehicle's.
         options: its size and brakes, and how old arrays may be.
     """
-    vehicle, waits_s = options.vehicle, (options.obstacles_timeout_ms + options.actuation_delay_ms) / 1000
+    waits_s = (options.obstacles_timeout_ms + options.actuation_delay_ms) / 1000
     faster = max(motion.speed, 0.0) + options.rss_accel * waits_s
     stops_m = (faster - 0.5 * options.rss_accel * waits_s) * waits_s + faster**2 / (2 * options.rss_brake)
-    front_m = vehicle.length_m - vehicle.rear_m
-    in_way = np.abs(off.imag) < radius_m + 0.5 * vehicle.width_m
-    return in_way & (off.real >= radius_m + front_m + stops_m + options.margin_m)
+    front_m = options.vehicle.length_m - options.vehicle.rear_m
+    return away_m >= front_m + stops_m + options.margin_m
 
 
 def _on_the_safe_side(
@@ -396,8 +392,8 @@ def _on_the_safe_side(
 ) -> Complex:
     """Velocities as they count: doubt is on the safe side, but not where there is time to see an object better.
 
-    What drives ahead of us may be slower, but reverses only where that is sure. What moves by no more than
-    noise stands.
+    What drives ahead of us may be slower, but reverses only where that is sure. What moves by no more than noise
+    stands.
     Where braking can wait for later arrays, what is ahead is as fast as it may well be.
     """
     along = (velocities * heading.conjugate()).real

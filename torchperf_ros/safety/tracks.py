@@ -46,6 +46,15 @@ _LEAST_GATE: Final = 0.3**2  # m^2; nearer than 1.5 m there is no other object
 _SAME_KEY: Final = 4.0  # of a pair's cost: an id that stays counts as much as two standard deviations
 # standard deviations, by which the filters may have an object elsewhere than it was detected
 _MOST_SHIFT: Final = 2.0
+# m, and standard deviations of noise: boxes whose sides differ by less are as large.
+_AS_LARGE: Final = (0.05, 2.0)
+_MOST_AREA: Final = (
+    1.3  # of an object's area its parts have together, or more objects' of a box around them
+)
+_PART_AREA: Final = 0.85  # of an object's area; a box that has more is no part of it
+_GROWS_M: Final = (
+    0.1  # from one detection to the next, by which half of what is certainly an object grows at most
+)
 _NOISE_M: Final = (0.02, 0.1, 0.5)  # least, first and largest standard deviation of a detection's place
 # The first guess of the noise counts as so many detections: with eight objects the noise is known after a second.
 _GUESSED: Final = 10
@@ -63,6 +72,7 @@ class Tracks(NamedTuple):
         seen_ns: when each was detected last.
         times: how often it was.
         yaws, halves: as it was detected last; halves [n, 2].
+        solid: halves as it has had them for several detections, [n, 2].
         chance: of each kind of motion.
         states: of each kind place, velocity and acceleration, as x + iy; shape [kinds, n, 3].
         covariances: of these, the same along each axis; shape [kinds, n, 3, 3].
@@ -76,6 +86,7 @@ class Tracks(NamedTuple):
     times: Numbers
     yaws: Floats
     halves: Floats
+    solid: Floats
     chance: Floats
     states: Complex
     covariances: Floats
@@ -84,7 +95,7 @@ class Tracks(NamedTuple):
     def none(cls, stamp_ns: int, noise: float = _NOISE_M[1] ** 2, taught: int = _GUESSED) -> "Tracks":
         seen_ns, count = np.zeros(0, np.int64), np.zeros(0, np.intp)
         states, covariances = np.zeros((_KINDS, 0, 3), np.complex128), np.zeros((_KINDS, 0, 3, 3))
-        objects = (seen_ns, count, np.zeros(0), np.zeros((0, 2)), np.zeros((_KINDS, 0)))
+        objects = (seen_ns, count, np.zeros(0), np.zeros((0, 2)), np.zeros((0, 2)), np.zeros((_KINDS, 0)))
         return cls(stamp_ns, noise, taught, (), *objects, states, covariances)
 
     def mean(self) -> tuple[Complex, Complex, Floats]:
@@ -104,6 +115,7 @@ class Tracks(NamedTuple):
             self.times[kept],
             self.yaws[kept],
             self.halves[kept],
+            self.solid[kept],
             self.chance[:, kept],
             self.states[:, kept],
             self.covariances[:, kept],
@@ -162,6 +174,9 @@ class Tracked(NamedTuple):
         velocities: of each, 0 where it is not known.
         unsure: of each, the standard deviation of that in m/s along each axis; 15 where it is not known.
         unknown: of how many it is not known.
+        times: of each, how often its object was seen; 0: it is several known objects in one box, which count where
+            they are expected. Where an array is the first, or teaches nothing, or has more than can have tracks,
+            each counts as seen twice.
         coasting: what counts as well: tracks that were not detected, and of each detection without a
             velocity that may be part of an object that moves, the same box at that velocity.
         left_out: how many objects within 500 m are more than can have tracks.
@@ -172,6 +187,7 @@ class Tracked(NamedTuple):
     velocities: Complex
     unsure: Floats
     unknown: int
+    times: Numbers
     coasting: Tracks
     left_out: int
 
@@ -204,14 +220,16 @@ def follow(
     expected, teaches = _expected(before, stamp_ns)
     if not teaches:
         late_s = late_s + (expected.stamp_ns - stamp_ns) / NS_PER_S
-    number, found, beside = _pairs(expected, places, keys, late_s)
+    whole, of = _wholes(expected, Boxes(places, yaws, halves, keys, late_s))
+    number, found, beside = _pairs(expected, whole)
     there = expected.only(number)
     if teaches:
-        there = _corrected(there, places[found], late_s[found])
+        there = _corrected(there, whole.places[found], whole.late_s[found])
         there = there._replace(
-            keys=tuple(keys[at] for at in found.tolist()),
-            yaws=yaws[found],
-            halves=halves[found],
+            keys=tuple(whole.keys[at] for at in found.tolist()),
+            yaws=whole.yaws[found],
+            halves=whole.halves[found],
+            solid=np.minimum(whole.halves[found], there.solid + _GROWS_M),
             times=there.times + 1,
             seen_ns=np.full(len(found), stamp_ns, np.int64),
         )
@@ -220,32 +238,114 @@ def follow(
     waiting, tracks = expected.only(missed.nonzero()[0]), expected
     coasting = waiting.only((waiting.times >= _SURE_AFTER).nonzero()[0])
     if teaches:
-        is_new = np.ones(len(places), np.bool_)
+        is_new = np.ones(len(whole.places), np.bool_)
         is_new[found] = False
-        new = is_new.nonzero()[0]
-        begun = _begun(there, places[new], yaws[new], halves[new], [keys[at] for at in new.tolist()])
+        begun = _begun(there, whole.only(is_new.nonzero()[0]))
         tracks = _joined(there, begun, waiting)._replace(noise=there.noise, taught=there.taught)
+    waits = teaches and before is not None and abs(stamp_ns - before.stamp_ns) <= _LONGEST_NS
     if len(tracks.keys) > _MOST:
-        tracks = tracks.only(_first(tracks, here))
+        tracks, waits = tracks.only(_first(tracks, here)), False
     near = int((np.abs(places - here) <= FAR_M).sum() + (np.abs(coasting.mean()[0] - here) <= FAR_M).sum())
-    velocities, unsure = np.zeros(len(places), np.complex128), np.full(len(places), _FASTEST)
+    count = len(whole.places) + 1  # the last is what counts as others do
+    velocities, unsure, shifts = (
+        np.zeros(count, np.complex128),
+        np.full(count, _FASTEST),
+        np.zeros(count, np.complex128),
+    )
     place, velocity, spread = there.mean()
     sure = (there.times >= _SURE_AFTER) & (np.abs(velocity) <= _MOST_SPEED)
     which = found[sure]
     velocities[which], unsure[which] = velocity[sure], spread[sure]
     # Where the filters have it, but never further from where it was seen than noise explains.
-    shift = place[sure] - velocity[sure] * late_s[which] - places[which]
+    shift = place[sure] - velocity[sure] * whole.late_s[which] - whole.places[which]
+    shifts[which] = shift / np.maximum(np.abs(shift) / (_MOST_SHIFT * math.sqrt(there.noise)), 1.0)
     beside[which] = -1
     loose = (beside >= 0).nonzero()[0]
     if len(loose):
-        also = expected.only(beside[loose])
-        also.states[:, :, 0] = places[loose] + also.mean()[1] * late_s[loose]
-        coasting = _joined(coasting, also._replace(yaws=yaws[loose], halves=halves[loose]))
-    places = places.copy()
-    places[which] += shift / np.maximum(np.abs(shift) / (_MOST_SHIFT * math.sqrt(there.noise)), 1.0)
+        also, part = expected.only(beside[loose]), whole.only(loose)
+        also.states[:, :, 0] = part.places + also.mean()[1] * part.late_s
+        coasting = _joined(coasting, also._replace(yaws=part.yaws, halves=part.halves))
+    times = np.full(count, 1)
+    times[found] = there.times
+    if not waits:
+        times = np.maximum(times, 2)
+    times[-1] = 0
+    unknown = int(np.count_nonzero((unsure[of] == _FASTEST) & (of >= 0)))
+    more = max(near - _MOST, 0)
     return Tracked(
-        tracks, places, velocities, unsure, len(places) - len(which), coasting, max(near - _MOST, 0)
+        tracks, places + shifts[of], velocities[of], unsure[of], unknown, times[of], coasting, more
     )
+
+
+class Boxes(NamedTuple):
+    """Detections of an array, as `follow` has them."""
+
+    places: Complex
+    yaws: Floats
+    halves: Floats
+    keys: list[Key]
+    late_s: Floats
+
+    def only(self, kept: Numbers) -> "Boxes":
+        keys = [self.keys[at] for at in kept.tolist()]
+        return Boxes(self.places[kept], self.yaws[kept], self.halves[kept], keys, self.late_s[kept])
+
+
+def _wholes(expected: Tracks, boxes: Boxes) -> tuple[Boxes, Numbers]:
+    """The detections, each of one object, and which of them every box belongs to.
+
+    Boxes that are together as large as an object that is known, and where it is expected, are parts of it: a detector
+    has split it. One that is as large as several together, none of which has a box of its own, is these: -1.
+    """
+    of = np.arange(len(boxes.places))
+    sure = (expected.times >= _SURE_AFTER) & (expected.stamp_ns - expected.seen_ns <= _COAST_S * NS_PER_S)
+    if not np.count_nonzero(sure) or not len(of):
+        return boxes, of
+    place, velocity, _ = expected.mean()
+    off = boxes.places + velocity[:, None] * boxes.late_s - place[:, None]
+    apart, areas, solid = _squares(off), boxes.halves.prod(axis=1), expected.solid.prod(axis=1)
+    within = (apart <= np.square(expected.solid).sum(axis=1)[:, None]) & sure[:, None]
+    parts = (np.count_nonzero(within, axis=1) > 1) & (within @ areas <= _MOST_AREA * solid)
+    parts &= ~(within & (areas > _PART_AREA * solid[:, None])).any(axis=1)
+    holds = (apart <= np.square(boxes.halves).sum(axis=1)) & sure[:, None]
+    holds &= ~(within & (areas <= _MOST_AREA * solid[:, None])).any(axis=1)[:, None]
+    several = (np.count_nonzero(holds, axis=0) > 1) & (_MOST_AREA * areas >= solid @ holds)
+    if not parts.any() and not several.any():
+        return boxes, of
+    as_large_m = _AS_LARGE[0] + _AS_LARGE[1] * math.sqrt(expected.noise)
+    places, yaws, halves = boxes.places.copy(), boxes.yaws.copy(), boxes.halves.copy()
+    kept = np.ones(len(of), np.bool_)
+    for track in parts.nonzero()[0].tolist():
+        some = (within[track] & kept).nonzero()[0]
+        middle, size = _around(
+            off[track, some], boxes.yaws[some], boxes.halves[some], float(expected.yaws[track])
+        )
+        if len(some) > 1 and np.abs(size - expected.solid[track]).max() <= as_large_m:
+            places[some[0]] += middle - off[track, some[0]]
+            yaws[some[0]], halves[some[0]] = expected.yaws[track], expected.halves[track]
+            of[some], kept[some[1:]] = some[0], False
+    for one in several.nonzero()[0].tolist():
+        some = holds[:, one].nonzero()[0]
+        middle, size = _around(
+            -off[some, one], expected.yaws[some], expected.solid[some], float(boxes.yaws[one])
+        )
+        if np.abs(size - boxes.halves[one]).max() <= as_large_m and abs(middle) <= as_large_m:
+            of[one], kept[one] = -1, False
+    of = np.where(of >= 0, (np.cumsum(kept) - 1)[of], -1)
+    return Boxes(places, yaws, halves, boxes.keys, boxes.late_s).only(kept.nonzero()[0]), of
+
+
+def _around(places: Complex, yaws: Floats, halves: Floats, yaw: float) -> tuple[complex, Floats]:
+    """Middle and halves of a box of this heading around others."""
+    way = np.exp(1j * yaw)
+    turned = np.exp(1j * yaws) / way
+    cosine, sine = np.abs(turned.real), np.abs(turned.imag)
+    reach = np.stack(
+        (cosine * halves[:, 0] + sine * halves[:, 1], sine * halves[:, 0] + cosine * halves[:, 1])
+    )
+    at = np.stack(((places / way).real, (places / way).imag))
+    least, most = (at - reach).min(axis=1), (at + reach).max(axis=1)
+    return complex(*(0.5 * (least + most))) * way, 0.5 * (most - least)
 
 
 def _expected(before: Tracks | None, stamp_ns: int) -> tuple[Tracks, bool]:
@@ -276,13 +376,12 @@ def _first(tracks: Tracks, here: complex) -> Numbers:
     return np.sort(order[:_MOST])
 
 
-def _pairs(
-    expected: Tracks, places: Complex, keys: list[Key], late_s: Floats
-) -> tuple[Numbers, Numbers, Numbers]:
+def _pairs(expected: Tracks, boxes: Boxes) -> tuple[Numbers, Numbers, Numbers]:
     """Which track and which detection belong together.
 
     And which moving track fits each detection best, -1 for none.
     """
+    places, keys, late_s = boxes.places, boxes.keys, boxes.late_s
     beside = np.full(len(places), -1)
     if not len(expected.keys) or not len(places):
         return np.zeros(0, np.intp), np.zeros(0, np.intp), beside
@@ -342,19 +441,20 @@ def _corrected(expected: Tracks, places: Complex, late_s: Floats) -> Tracks:
     )
 
 
-def _begun(there: Tracks, places: Complex, yaws: Floats, halves: Floats, keys: list[Key]) -> Tracks:
+def _begun(there: Tracks, new: Boxes) -> Tracks:
     """Tracks of what is seen for the first time, beside these."""
-    count = len(places)
+    count = len(new.places)
     states = np.zeros((_KINDS, count, 3), np.complex128)
-    states[:, :, 0] = places
+    states[:, :, 0] = new.places
     covariances = np.zeros((_KINDS, count, 3, 3))
     covariances[:] = np.diag([there.noise, _FASTEST**2, _MOST_ACCEL**2])
     return there._replace(
-        keys=tuple(keys),
+        keys=tuple(new.keys),
         seen_ns=np.full(count, there.stamp_ns, np.int64),
         times=np.ones(count, np.intp),
-        yaws=yaws,
-        halves=halves,
+        yaws=new.yaws,
+        halves=new.halves,
+        solid=new.halves,
         chance=np.full((_KINDS, count), 1.0 / _KINDS),
         states=states,
         covariances=covariances,
@@ -366,6 +466,6 @@ def _joined(*parts: Tracks) -> Tracks:
     if len(some) <= 1:
         return some[0] if some else parts[0]
     keys = tuple(key for part in some for key in part.keys)
-    flat = (np.concatenate([part[at] for part in some]) for at in range(4, 8))
-    of_kinds = (np.concatenate([part[at] for part in some], axis=1) for at in range(8, 11))
+    flat = (np.concatenate([part[at] for part in some]) for at in range(4, 9))
+    of_kinds = (np.concatenate([part[at] for part in some], axis=1) for at in range(9, 12))
     return Tracks(*some[0][:3], keys, *flat, *of_kinds)

@@ -1,8 +1,8 @@
 """Files: where a user's own lie, safe from other users, and how those of others are read.
 
-A vehicle reads files that a person or another host provides while it drives. What lies there may be anything: a FIFO
-without a writer to, a device without an end, a folder, a link to itself, or a file that fills the memory. They are read
-without waiting for anybody, and no further than a bound.
+A vehicle reads files that a person or another host provides while it drives. What lies there may be
+anything: a FIFO without a writer to, a device without an end, a folder, a link to itself, or a file that
+fills the memory. They are read without waiting for anybody, and no further than a bound.
 """
 
 import contextlib

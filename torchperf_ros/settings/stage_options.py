@@ -1,7 +1,7 @@
 """What a stage's parameters say in lines and names of their own.
 
-What follows from an alert, which inputs belong to a trigger, streams that share the stage's workers, its topics,
-and scenes: situations with tiers, packages and a budget of their own.
+What follows from an alert, which inputs belong to a trigger, streams that share the stage's workers, its
+topics, and scenes: situations with tiers, packages and a budget of their own.
 """
 
 import re

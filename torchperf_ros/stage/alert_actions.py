@@ -144,8 +144,11 @@ class AlertActions:
         return any(line.rule.alert == alert for line in self._lines)
 
     def report(self, alert: Alert, now_ns: int) -> None:
-        """An alert was found, of this stage, another, or the machine."""
-        if self._lines and alert.name.partition(": ")[0] in {self.config.name, *_OF_ALL}:
+        """An alert was found, of this stage or stream, of another, or of the machine.
+
+        What is of a whole stage, as its workers' memory is, is of each of its streams.
+        """
+        if self._lines and alert.name.partition(": ")[0] in {self.config.name, self.config.stage, *_OF_ALL}:
             self._found.append((alert, now_ns))
 
     def step(self, now_ns: int) -> list[str]:
@@ -221,7 +224,7 @@ class AlertActions:
         )
 
     def _try_without(self, now_ns: int) -> list[str]:
-        """Take back whatever else may go on only because of actions: without all of them alerts show what they are."""
+        """Take back all else that actions may keep going: without them, alerts show what they are."""
         changes = []
         for line in self._lines:
             kind = line.rule.alert

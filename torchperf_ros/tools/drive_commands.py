@@ -26,6 +26,7 @@ from torchperf_ros.tools.shell import (
     node_option,
     outputs_option,
     progress_bars,
+    write_output,
 )
 
 _PLAIN_HEIGHT = 30  # of a picture where there is no terminal
@@ -198,7 +199,7 @@ def doctor(
     for one in found:
         show(one, console())
     if json_file:
-        json_file.write_text(json.dumps([as_json(one) for one in found], indent=2) + "\n", encoding="utf-8")
+        write_output(json_file, json.dumps([as_json(one) for one in found], indent=2) + "\n")
     raise typer.Exit(max(one.status for one in found))
 
 

@@ -34,6 +34,7 @@ from torchperf_ros.tools.shell import (
     need,
     outputs_option,
     say,
+    write_output,
 )
 
 if TYPE_CHECKING:
@@ -620,13 +621,13 @@ def compare(
     _show(found)
     status = found.status(strict)
     if ".md" in files:
-        _write(files[".md"], text.markdown(found))
+        write_output(files[".md"], text.markdown(found))
     if ".html" in files:
         from torchperf_ros.observe.runs.comparison import verdict_page
 
-        _write(files[".html"], verdict_page(found))
+        write_output(files[".html"], verdict_page(found))
     if ".json" in files:
-        _write(files[".json"], text.to_json(found, status))
+        write_output(files[".json"], text.to_json(found, status))
     raise typer.Exit(status)
 
 
@@ -636,13 +637,6 @@ def _sides(runs: list[Path], new: list[Path]) -> tuple[list[Path], list[Path]]:
     if len(runs) != 2:  # noqa: PLR2004
         fail("name two runs, `compare BASE NEW`, or several: `compare BASE... --new NEW...`")
     return runs[:1], runs[1:]
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"-o {path}: cannot be written: {error.strerror or error}") from error
 
 
 def _show(comparison: "Comparison") -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torchperf_ros.workers.package_cache import CachedPackage
 
 
-_READS_FRAMES = "torchperf_ros.tools.log_frames"
+_READS_FRAMES = "torchperf_ros.tools.check"
 _TABLE_WIDTH = 140
 _MIB = 1 << 20
 _COLUMNS = (
@@ -114,7 +114,7 @@ def compile_tiers(  # noqa: PLR0913, PLR0917 - one for each option
             job["frames"] = _frames(job, str(log), str(Path(frames) / f"{name}.safetensors"), shown)
         built = [result for name, job in jobs.items() for result in _run(name, job, shown)]
     if json_file is not None:
-        json_file.write_text(json.dumps(built, indent=2) + "\n", encoding="utf-8")
+        shell.write_output(json_file, json.dumps(built, indent=2) + "\n")
     _print(built, shown)
     raise typer.Exit(any(result["kind"] == "failed" for result in built))
 
@@ -462,7 +462,7 @@ def inspect(
         inspection.run(status.update)
     show(inspection, shown, max_breaks)
     if json_file is not None:
-        json_file.write_text(json.dumps(as_json(inspection, max_breaks), indent=2), encoding="utf-8")
+        shell.write_output(json_file, json.dumps(as_json(inspection, max_breaks), indent=2))
     raise typer.Exit(inspection.exit_status(max_breaks))
 
 
@@ -546,8 +546,7 @@ def tune(  # noqa: PLR0913, PLR0917 - one for each option
     if unknown := [name for name in only if name not in ENGINES]:
         shell.fail(f"--engines {unknown[0]!r} is not allowed; it has to be one of {', '.join(ENGINES)}")
     from torchperf_ros.tools.tune.run import tune as search
-    from torchperf_ros.tools.tune.search import TuneOptions
-    from torchperf_ros.tools.tune.target import target_of_adapter, target_of_file
+    from torchperf_ros.tools.tune.search import TuneOptions, target_of_adapter, target_of_file
     from torchperf_ros.tools.tune.trial import Limits
 
     values = {"options": options, "budget_ms": budget_ms}

@@ -39,9 +39,8 @@ from torchperf_ros.settings.build_options import AUTO, GRAPH, OF_PARTS, BuildOpt
 from torchperf_ros.worker.batching import batch_shapes
 from torchperf_ros.worker.tier import InvalidOutput, OutputCheck, Tier
 from torchperf_ros.workers.control import TierFacts
-from torchperf_ros.workers.engine_choice import EAGER
 from torchperf_ros.workers.package_cache import open_cache, use_compiler_cache
-from torchperf_ros.workers.package_manifest import Identity, PackageError, check_package
+from torchperf_ros.workers.package_manifest import EAGER, Identity, PackageError, check_package
 from torchperf_ros.workers.worker_setup import WorkerSetup
 
 _NOT_YET = "not compiled yet"

@@ -286,7 +286,9 @@ def _write(one: Drive, driven: Driven, folder: Path) -> list[str]:
         "seed": scenario.seed,
         "arm": one.arm,
         "load": one.load,
-        "faults": one.faults,
+        "goes_wrong": one.faults,
+        "times": None if one.times is None else one.times.name,
+        "restart_ms": one.restart_ms,
         "drawn": scenario.drawn,
         **driven.row(),
     }

@@ -1,4 +1,4 @@
-"""Memory in use by the node and its workers, and what of it grows for good.
+"""Memory in use by the node and its workers, and which part of it grows for good.
 
 In use is the proportional set size, with pages that several share divided. What grows has a rate, and a
 time that it can last. A leak is separated from noise, steps, warm-up and the sawtooth of a garbage

@@ -66,7 +66,7 @@ from torchperf_ros.settings.build_options import (
     ShapeOptions,
     axes_of,
 )
-from torchperf_ros.tools.log_frames import keep_frames
+from torchperf_ros.tools.check import keep_frames
 from torchperf_ros.tools.tune.trial import (
     BUCKET,
     EAGER,

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.rollout import NullFleet, decisions
 from torchperf_ros.fleet.plan import Margins
-from torchperf_ros.fleet.sequence import (
+from torchperf_ros.fleet.status import (
     ALPHA,
     DISAGREEMENT,
     LATENCY,
@@ -15,11 +15,11 @@ from torchperf_ros.fleet.sequence import (
     P99,
     CandidateVerdict,
     ConfidenceInterval,
+    MetricVerdict,
     interval,
     margin_of,
     units_of,
 )
-from torchperf_ros.fleet.status import MetricVerdict
 
 
 def test_given_fleets_on_which_nothing_differs_when_looked_at_every_minute_then_at_most_one_in_twenty_is_decided():
