@@ -31,7 +31,7 @@ from benchmarks.rig.chains import (
 from benchmarks.rig.report import Report, Target, plain, say, shown
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.engines.device import choose_device
-from torchperf_ros.workers.engine_choice import EAGER
+from torchperf_ros.workers.package_manifest import EAGER
 
 _MOST = 1000
 _LONGEST = 30

@@ -26,10 +26,10 @@ from torch.nn import functional
 from benchmarks.rig.arguments import add_some, arguments_of
 from benchmarks.rig.report import Report, Target, say
 from torchperf_ros.engines.built_tier import BuiltTier
+from torchperf_ros.engines.device import Timing, time_interleaved
 from torchperf_ros.engines.package import compare, make_runner
 from torchperf_ros.engines.package_engine import export
 from torchperf_ros.engines.parity import check_engine
-from torchperf_ros.engines.stopwatch import Timing, time_interleaved
 from torchperf_ros.settings.build_options import AUTO, DISTRIBUTIONS, BuildOptions, installed
 
 _CPU = torch.device("cpu")

@@ -19,14 +19,12 @@ import torch
 from benchmarks.rig.arguments import arguments_of
 from benchmarks.rig.figures import distribution
 from benchmarks.rig.report import Report, Target, say
-from torchperf_ros.api.adapter import Received
+from torchperf_ros.api.adapter import HELD_OUT, Received
 from torchperf_ros.api.messages import decode, empty_message, encode
-from torchperf_ros.api.training_task import HELD_OUT
-from torchperf_ros.engines.stopwatch import time_interleaved
-from torchperf_ros.models.driving_messages import ODOMETRY
+from torchperf_ros.engines.device import time_interleaved
+from torchperf_ros.models.closed_loop import ODOMETRY
 from torchperf_ros.models.fusion import FusionAdapter
-from torchperf_ros.models.networks import CLASSES
-from torchperf_ros.models.pillars import AHEAD_M, MOST_POINTS, CloudBox
+from torchperf_ros.models.networks import AHEAD_M, CLASSES, MOST_POINTS, CloudBox
 from torchperf_ros.models.point_cloud import CLOUD, cloud_message, read_cloud
 from torchperf_ros.models.road_scene import (
     CAMERA_HEIGHT_M,
@@ -36,8 +34,7 @@ from torchperf_ros.models.road_scene import (
     RoadScene,
     SceneObject,
 )
-from torchperf_ros.train.labelled_clouds import LabelledCloud, draw_cloud
-from torchperf_ros.train.lidar_task import average_precision
+from torchperf_ros.train.lidar_task import LabelledCloud, average_precision, draw_cloud
 
 _CPU = torch.device("cpu")
 _SIZE = 640, 360

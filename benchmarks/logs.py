@@ -57,19 +57,20 @@ from benchmarks.rig.report import Report, Target, say
 from torchperf_ros.api.cdr import restamped
 from torchperf_ros.api.clock import NS_PER_S
 from torchperf_ros.models.road_scene import ODOMETRY_TYPE, odometry_cdr
-from torchperf_ros.replay.batch.batch_logs import FoundLog, find_logs
-from torchperf_ros.replay.batch.batch_tasks import (
+from torchperf_ros.replay.batch_tasks import (
     BatchOptions,
     Ended,
+    FoundLog,
     LogTask,
+    find_logs,
     open_cluster,
     replay_on,
     replay_one,
 )
 from torchperf_ros.replay.logs.log_reader import LogReader
-from torchperf_ros.replay.output_log import OutputLog
 from torchperf_ros.replay.replay import replay
 from torchperf_ros.replay.replay_options import ReplayOptions
+from torchperf_ros.replay.replay_record import OutputLog
 
 if TYPE_CHECKING:
     from distributed import Client

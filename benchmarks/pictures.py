@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks.rig.arguments import callers_path
 from benchmarks.rig.report import say
-from torchperf_ros.world.drive_page import HIT, OURS, WALL, outlines, title_of
+from torchperf_ros.world.drive_command import HIT, OURS, WALL, outlines, title_of
 from torchperf_ros.world.loop import Drive, Driven, drive
 from torchperf_ros.world.scenarios import draw_scenario
 

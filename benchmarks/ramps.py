@@ -27,7 +27,7 @@ from benchmarks.rig.report import Report, Target, say
 from torchperf_ros.api.alert import Alert, Level
 from torchperf_ros.api.clock import NS_PER_MS, NS_PER_S
 from torchperf_ros.api.outcome import IN_TIME, Fallback, Outcome
-from torchperf_ros.observe.telemetry.record_stream import SENT, sent_row
+from torchperf_ros.observe.telemetry.rows import SENT, sent_row
 from torchperf_ros.observe.watch.stage_signals import StageSignals
 from torchperf_ros.settings.config import stage_config
 from torchperf_ros.stage.alert_actions import AlertActions

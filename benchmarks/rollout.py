@@ -1,7 +1,7 @@
 """How often a roll-out's verdict is wrong when it is looked at every minute, and how soon bad candidates are stopped.
 
 False decisions: fleets on which both versions are the same. Minutes are drawn from correlated frames with
-Pareto spikes (`rollout/simulate.py`); each drive shifts each version's times by 2 %, and in some fleets
+Pareto spikes (`fleet/simulate.py`); each drive shifts each version's times by 2 %, and in some fleets
 each vehicle does, for good. The verdict on latency, p99 and misses is looked at whenever it can have
 changed; one look at which any of them is decided, with margins of zero, makes the fleet a false one. The
 roll-outs are `torchperf rollout simulate`, its owner looking once a day.
@@ -21,7 +21,15 @@ from benchmarks.rig.arguments import arguments_of
 from benchmarks.rig.report import Report, Target, say
 from torchperf_ros.fleet.plan import Margins, RolloutPlan, new_plan, utc_now
 from torchperf_ros.fleet.records import BLOCK_S
-from torchperf_ros.fleet.sequence import (
+from torchperf_ros.fleet.simulate import (
+    CANDIDATES,
+    Minutes,
+    SimulatedCandidate,
+    all_at_once,
+    built_in_minutes,
+    simulate,
+)
+from torchperf_ros.fleet.status import (
     ALPHA,
     METRICS,
     STRETCH_BLOCKS,
@@ -30,14 +38,6 @@ from torchperf_ros.fleet.sequence import (
     interval,
     margin_of,
     units_of,
-)
-from torchperf_ros.fleet.simulate import (
-    CANDIDATES,
-    Minutes,
-    SimulatedCandidate,
-    all_at_once,
-    built_in_minutes,
-    simulate,
 )
 
 _DRIVE, _VEHICLE = 0.02, 0.02  # of the logarithm

@@ -40,6 +40,7 @@ import psutil
 from benchmarks.rig.arguments import add_some, arguments_of, callers_path
 from benchmarks.rig.report import Part, Report, Target, say
 from benchmarks.traffic.lane_sequences import FASTER_MS, SEQUENCE_S, run_sequence
+from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.tools.shell import follow, progress_bars
 from torchperf_ros.workers.process_setup import die_with_parent
 from torchperf_ros.world.drive_command import write_drive
@@ -92,11 +93,17 @@ class _Wanted(NamedTuple):
 
 
 def main() -> int:
-    arguments = _parser().parse_args()
-    DrawnRuns(0, arguments.load, arguments.faults)
+    parser = _parser()
+    arguments = parser.parse_args()
     if arguments.quick:
         for name in ("seeds", "sequences", "ordinary"):
             setattr(arguments, name, max(1, getattr(arguments, name) // 5))
+    try:
+        DrawnRuns(0, arguments.load, arguments.faults)
+        for seed in (arguments.seed, arguments.seed + arguments.seeds - 1):
+            draw_scenario(SCENARIOS[0], seed)
+    except ConfigError as error:
+        parser.error(str(error))
     Report("safety", arguments).finish_parts(arguments, _PARTS)
     return 0
 

@@ -147,7 +147,7 @@ def _processor_percent(arguments: argparse.Namespace, *, on: bool) -> tuple[floa
     with Streaming(arguments, metrics_port=port, recorder=on) as streaming:
         streaming.stream(_WARM_UP_S)  # first pages
         node = psutil.Process(streaming.node.pid)
-        name = "torchperf_ros.observe.recorder.recorder import"
+        name = "torchperf_ros.observe.recorder import"
         watched = [node, *(child for child in node.children() if name in str(child.cmdline()))]
         before_s, began = [_processor_s(process) for process in watched], time.monotonic()
         with Scrapes().every(1.0, port) if on else contextlib.nullcontext():

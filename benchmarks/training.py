@@ -31,13 +31,12 @@ import torch
 
 from benchmarks.rig.arguments import add_some, arguments_of
 from benchmarks.rig.report import Report, Target, say
-from torchperf_ros.api.adapter import load_adapter
+from torchperf_ros.api.adapter import HELD_OUT, load_adapter
 from torchperf_ros.api.errors import one_line
-from torchperf_ros.api.training_task import HELD_OUT
 from torchperf_ros.engines.built_tier import BuiltTier, build_model, scoring_of
+from torchperf_ros.engines.device import time_interleaved
 from torchperf_ros.engines.package import ENGINES
 from torchperf_ros.engines.parity import check_engine
-from torchperf_ros.engines.stopwatch import time_interleaved
 from torchperf_ros.models.networks import DETECTOR_WEIGHTS, DETECTOR_WIDTHS, IMAGE_HEIGHT, IMAGE_WIDTH
 from torchperf_ros.settings.build_options import DISTRIBUTIONS, MOST_LOSS, BuildOptions, installed
 from torchperf_ros.train.detector_task import DetectorTask

@@ -34,7 +34,7 @@ FIRST = (
     "test/benchmarks/test_smoke_beside.py",
     "test/node/test_candidate_live.py",
     "test/node/test_emergency_lane.py",
-    "test/replay/batch/test_batch.py",
+    "test/replay/test_batch.py",
     "test/test_docs.py",
     "test/test_gate_workflow.py",
     "test/tools/test_tune.py",

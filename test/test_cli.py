@@ -1,6 +1,7 @@
 """The command line: quick, helpful, and one line for what cannot be done."""
 
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.tools import main as cli
+from torchperf_ros.tools import shell
 
 RUNNER = CliRunner()
 
@@ -120,3 +123,29 @@ def test_given_a_value_with_spaces_when_used_then_it_is_no_option(tmp_path: Path
         done = RUNNER.invoke(cli.app, [*words, str(tmp_path / "no such log")])
         assert done.exit_code != 0
         assert "no such option any more" not in done.output
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self").exists(), reason="a folder is needed that even root cannot write to"
+)
+def test_given_a_folder_that_cannot_be_written_to_when_checked_then_that_is_known_before_the_work(tmp_path):
+    with pytest.raises(ConfigError, match=r"-o /proc/tuned.yaml: cannot be written there: "):
+        shell.check_outputs({"-o": Path("/proc/tuned.yaml")})
+    shell.check_outputs({"-o": tmp_path / "tuned.yaml"})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_given_a_disk_that_is_full_when_an_output_is_written_then_the_one_before_is_whole(
+    tmp_path,
+):
+    path, limits = tmp_path / "tuned.yaml", resource.getrlimit(resource.RLIMIT_FSIZE)
+    shell.write_output(path, "before")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        with pytest.raises(ConfigError, match=f"{path}: cannot be written: "):
+            shell.write_output(path, "after" * 1000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("tuned.yaml", "before")]
+    shell.write_output(path, "after")
+    assert path.read_text() == "after"

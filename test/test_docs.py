@@ -27,7 +27,7 @@ from typer.testing import CliRunner
 from torchperf_ros.api.messages import decode, encode, message_class
 from torchperf_ros.api.outcome import Outcome
 from torchperf_ros.engines.fingerprint import changing_weights
-from torchperf_ros.replay.virtual.step_times import read_step_times
+from torchperf_ros.replay.step_times import read_step_times
 from torchperf_ros.settings.config import node_config
 from torchperf_ros.settings.params_file import config_of, read_params_file
 from torchperf_ros.stage.hooks import StagePorts
@@ -75,7 +75,7 @@ NOT_RUN = {
         "with the parameter file and a budget it is run"
     ),
     r"torchperf compile --params my.yaml": "is the README's segmenter.yaml, with which it is run",
-    r"torchperf replay \S+ .*--parallel": "starts a cluster: test/replay/batch",
+    r"torchperf replay \S+ .*--parallel": "starts a cluster: test/replay/test_batch.py",
     r"torchperf replay (logs/)?drive.mcap --pace real": "the project below is made with it",
     r"torchperf rollout candidate": ("talks to a running node: test/node/test_candidate_live.py"),
     r"torchperf rollout sign .*--gate": (

@@ -389,7 +389,7 @@ def test_given_another_folder_when_tests_are_run_then_paths_are_from_there_and_w
 
 
 def test_given_another_folder_when_a_benchmark_is_run_then_its_files_are_where_it_was_called(
-    run, calls, monkeypatch, tmp_path
+    run, calls, monkeypatch, tmp_path, capsys
 ):
     """The command becomes one that runs in the checkout, and tells the benchmark where it was called."""
     here = tmp_path / "elsewhere"
@@ -409,7 +409,12 @@ def test_given_another_folder_when_a_benchmark_is_run_then_its_files_are_where_i
         monkeypatch.delenv(run.CALLED_FROM)  # run as a module in the checkout: from there
         assert arguments_of("what").parse_args(["--json", "out.json"]).json == Path("out.json")
         monkeypatch.setenv(run.CALLED_FROM, str(tmp_path))
-    assert arguments_of("what").parse_args(["--json", "/a/out.json"]).json == Path("/a/out.json")
+    absolute = here / "out.json"
+    assert arguments_of("what").parse_args(["--json", str(absolute)]).json == absolute
+    for name, why in (("no/out.json", "no is not there"), ("elsewhere", "is a folder")):  # before it runs
+        with pytest.raises(SystemExit):
+            arguments_of("what").parse_args(["--json", name])
+        assert re.search(f"argument --json: .*{why}", capsys.readouterr().err)
 
 
 def test_given_every_benchmark_when_searched_then_none_takes_a_path_from_where_it_does_not_run():

@@ -9,8 +9,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-from torchperf_ros.api.module_path import is_own_process, look_here_after_python
-from torchperf_ros.api.old_paths import OldPaths
+from torchperf_ros.api.import_paths import OldPaths, is_own_process, look_here_after_python
 
 if TYPE_CHECKING:
     from torchperf_ros.api.adapter import Adapter, Received

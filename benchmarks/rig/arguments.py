@@ -16,13 +16,25 @@ def callers_path(text: str) -> Path:
     return Path(os.environ.get("TORCHPERF_CALLED_FROM", "")) / text
 
 
+def _to_be_written(text: str) -> Path:
+    """A file that can be written: a benchmark that runs for hours must not find out at its end."""
+    path = callers_path(text)
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"{path} is a folder; name a file")
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{path}: the folder {path.parent} is not there")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{path} cannot be written; name a file of yours")
+    return path
+
+
 def arguments_of(description: str, epilog: str = "") -> argparse.ArgumentParser:
     """A parser with what every benchmark takes."""
     parser = argparse.ArgumentParser(
         description=description, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--json", type=callers_path, metavar="FILE", help="write figures, parameters and machine to it"
+        "--json", type=_to_be_written, metavar="FILE", help="write figures, parameters and machine to it"
     )
     return parser
 

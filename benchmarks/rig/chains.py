@@ -16,11 +16,11 @@ from pathlib import Path
 
 import torch
 
-from torchperf_ros.engines.aoti import build_package, load_package
-from torchperf_ros.engines.graph import GraphReplay
+from torchperf_ros.engines.device import Timing, time_interleaved
+from torchperf_ros.engines.engine import GraphReplay
+from torchperf_ros.engines.file_engines import build_package, load_package
 from torchperf_ros.engines.parity import check
-from torchperf_ros.engines.stopwatch import Timing, time_interleaved
-from torchperf_ros.workers.engine_choice import EAGER, choose_engine
+from torchperf_ros.workers.package_manifest import EAGER, choose_engine
 
 Call = Callable[[torch.Tensor], torch.Tensor]
 

@@ -15,8 +15,7 @@ from benchmarks.rig.bench_stage import ADAPTER, NAIVE, OURS, STAGE, TIERS
 from benchmarks.rig.observer import Observer
 from benchmarks.rig.report import say
 from torchperf_ros.api.errors import TorchperfError
-from torchperf_ros.tools.demo.child_process import ChildProcess
-from torchperf_ros.tools.demo.drive import own_graph
+from torchperf_ros.tools.demo.drive import ChildProcess, own_graph
 
 _START_S = 120.0
 _ON_THE_WAY_S = 0.4

@@ -105,8 +105,8 @@ def _instrument() -> Callable[[list[str]], int]:
     from torchperf_ros.node.main import main
     from torchperf_ros.node.node import PerfNode
     from torchperf_ros.node.reporter import Reporter
-    from torchperf_ros.observe.recorder.recording import Recording
-    from torchperf_ros.observe.telemetry.latency_record import LatencyRecord
+    from torchperf_ros.observe.recording import Recording
+    from torchperf_ros.observe.telemetry.rows import LatencyRecord
     from torchperf_ros.stage.figures import StageStatistics
     from torchperf_ros.workers.worker_process import WorkerProcess
 

@@ -32,7 +32,7 @@ from torchperf_ros.api.adapter import Received, load_adapter
 from torchperf_ros.api.clock import NS_PER_MS
 from torchperf_ros.api.messages import stamp_ns_of
 from torchperf_ros.api.outcome import Fallback, Outcome
-from torchperf_ros.observe.telemetry.latency_record import LatencyRecord
+from torchperf_ros.observe.telemetry.rows import LatencyRecord
 from torchperf_ros.stage.frame import Answer, Frame, Origin, StepTimes, stamp_age_ms
 from torchperf_ros.workers.process_setup import prefer_this_process
 

@@ -25,7 +25,7 @@ from std_msgs.msg import Float64MultiArray
 
 from torchperf_ros.api.cdr import header_stamp_ns
 from torchperf_ros.api.messages import decode
-from torchperf_ros.observe.telemetry.latency_record import LABELS
+from torchperf_ros.observe.telemetry.rows import LABELS
 
 _DEPTH = 1000
 _PRIORITY = 5  # between the camera and the node

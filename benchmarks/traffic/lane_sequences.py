@@ -17,8 +17,7 @@ import numpy as np
 
 from torchperf_ros.api.clock import NS_PER_S
 from torchperf_ros.api.messages import empty_message, encode
-from torchperf_ros.models.driving_messages import FRAME, ODOMETRY, encoded, odometry_message
-from torchperf_ros.models.driving_rules import Floats
+from torchperf_ros.models.closed_loop import FRAME, ODOMETRY, Floats, encoded, odometry_message
 from torchperf_ros.safety.emergency import Latch
 from torchperf_ros.safety.stop_output import TimedPath
 from torchperf_ros.settings.safety_options import emergency_options

@@ -7,7 +7,7 @@ import warnings
 import pytest
 
 import torchperf_ros
-from torchperf_ros.api.old_paths import _MOVED
+from torchperf_ros.api.import_paths import _MOVED
 
 PUBLIC = ["Adapter", "BadInput", "HistoryBuffer", "Received", "message_class", "pixels"]
 

@@ -20,9 +20,9 @@ from benchmarks.rig.chains import (
     make_chain,
     measure_curve,
 )
-from torchperf_ros.engines import aoti
+from torchperf_ros.engines import file_engines
+from torchperf_ros.engines.device import Timing
 from torchperf_ros.engines.parity import ParityError
-from torchperf_ros.engines.stopwatch import Timing
 
 CPU = torch.device("cpu")
 
@@ -126,8 +126,8 @@ def test_given_a_real_engine_when_built_then_it_agrees_with_eager_at_every_size(
         "aoti_compile_and_package",
         lambda program, package_path, inductor_configs: torch.export.save(program, package_path),
     )
-    monkeypatch.setattr(aoti, "check_linked", lambda file: None)
-    for module in (aoti, chains):
+    monkeypatch.setattr(file_engines, "check_linked", lambda file: None)
+    for module in (file_engines, chains):
         monkeypatch.setattr(module, "load_package", lambda path, device: torch.export.load(path).module())
     with torch.inference_mode():
         build_chain(engine, 2, CPU, tmp_path)  # compares them

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks import safety
 from benchmarks.failover import Failover, kill_targets
 from benchmarks.ramps import LEARNT_S, since_its_ramp
 from benchmarks.rig.arguments import add_some
@@ -20,7 +21,7 @@ from benchmarks.safety import paired_difference, pdms, wilson
 from torchperf_ros.api.adapter import Received
 from torchperf_ros.api.messages import empty_message
 from torchperf_ros.api.outcome import Fallback, Outcome
-from torchperf_ros.observe.telemetry.latency_record import LABELS
+from torchperf_ros.observe.telemetry.rows import LABELS
 
 MS = 1_000_000
 NAN = math.nan
@@ -195,3 +196,19 @@ def test_given_few_hits_when_the_share_is_asked_for_then_its_interval_is_wilsons
     assert wilson(0, 48) == pytest.approx((0.0, 0.0741), abs=1e-3)
     assert wilson(7, 48) == pytest.approx((0.0725, 0.2717), abs=1e-3)
     assert wilson(48, 48) == pytest.approx((0.9259, 1.0), abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "why"),
+    [
+        ("--faults", "gremlins", "faults 'gremlins' are not there; they have to be one of"),
+        ("--seed", "440000", "seed 440009 is not allowed; it has to be 0 to 440000"),
+    ],
+)
+def test_given_what_no_drive_can_have_when_safety_is_measured_then_it_says_so_before_it_drives(
+    option, value, why, monkeypatch, capsys
+):
+    monkeypatch.setattr("sys.argv", ["safety", "--parts", "drives", option, value])
+    with pytest.raises(SystemExit):
+        safety.main()
+    assert why in " ".join(capsys.readouterr().err.split())

@@ -4,7 +4,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torchperf_ros.api.adapter import Adapter
-from torchperf_ros.engines import aoti
+from torchperf_ros.engines import file_engines
 
 
 class Mixed(torch.nn.Module):
@@ -135,7 +135,7 @@ class Compiled(Adapter):
     def __init__(self, options, device):
         self.options = options
         if options.get("plain"):
-            aoti._variants = lambda model, *_: {"plain": (model, False)}
+            file_engines._variants = lambda model, *_: {"plain": (model, False)}
 
     def build(self, tier):
         seed = self.options.get("seed", 0)

@@ -40,7 +40,7 @@ def build(values):
     said = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("torchperf_ros.engines.package_build._TIMING_SECONDS", 0.0)
-        patch.setattr("torchperf_ros.engines.aoti._VARIANT_SECONDS", 0.0)
+        patch.setattr("torchperf_ros.engines.file_engines._VARIANT_SECONDS", 0.0)
         good = do_job(values, lambda kind, **fields: said.append({"kind": kind, **fields}))
     return said, good
 
@@ -112,7 +112,7 @@ def built(adapters, tmp_path_factory):
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
-                "torchperf_ros.engines.aoti._variants", lambda model, *_: {"frozen": (model, True)}
+                "torchperf_ros.engines.file_engines._variants", lambda model, *_: {"frozen": (model, True)}
             )
             dynamic, _ = build(job(folder, options={"dynamic": True}))
         static, end = list(process.messages(PATIENCE_S)), process.death_reason()

@@ -15,8 +15,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchperf_ros.engines.built_tier import BuiltTier
+from torchperf_ros.engines.engine import CaptureFailed, CaptureRecord, GraphReplay
 from torchperf_ros.engines.fingerprint import identify
-from torchperf_ros.engines.graph import CaptureFailed, CaptureRecord, GraphReplay
 from torchperf_ros.engines.package import make_runner
 from torchperf_ros.settings.build_options import BuildOptions
 from torchperf_ros.workers.package_cache import PackageCache
@@ -145,7 +145,7 @@ def test_given_a_model_that_waits_for_the_device_when_captured_then_the_error_sa
     """In a process of its own: a failed capture leaves nothing that can be relied on."""
     code = """
         import torch
-        from torchperf_ros.engines.graph import CaptureFailed, GraphReplay
+        from torchperf_ros.engines.engine import CaptureFailed, GraphReplay
         try:
             GraphReplay(lambda x: x * float(x.sum()), (torch.ones(3, device="cuda"),))
         except CaptureFailed as error:
@@ -252,9 +252,9 @@ LOADED = """
     from torchperf_ros.api.adapter import Adapter
     from torchperf_ros.engines.built_tier import build_model
     from torchperf_ros.engines.device import Device, choose_device
-    from torchperf_ros.engines.graph import CaptureFailed
+    from torchperf_ros.engines.engine import CaptureFailed
     from torchperf_ros.settings.build_options import BuildOptions
-    from torchperf_ros.settings.shape_options import ShapeOptions
+    from torchperf_ros.settings.build_options import ShapeOptions
     from torchperf_ros.worker.tier_loader import TierLoader
     from torchperf_ros.workers.worker_setup import WorkerSetup
 
@@ -404,7 +404,7 @@ def test_given_auto_and_sizes_that_vary_when_graph_is_chosen_then_it_runs_where_
     run("""
         from torchperf_ros.engines.package import ways_of
         from torchperf_ros.engines.built_tier import BuiltTier
-        from torchperf_ros.workers.engine_choice import EngineChoice
+        from torchperf_ros.workers.package_manifest import EngineChoice
         from torchperf_ros.workers.package_cache import open_cache
 
         adapter = Own({"varies": True}, device.device)
@@ -426,10 +426,11 @@ def test_given_auto_and_sizes_that_vary_when_graph_is_chosen_then_it_runs_where_
 def test_given_a_model_that_cannot_be_captured_when_the_cache_is_listed_then_it_is_named_and_all_forgets_it(
     record, tmp_path, capsys
 ):
-    from torchperf_ros.tools import compile_command
 
     fail(record, RuntimeError())
-    compile_command.cache(cache_dir=str(tmp_path / "cache"))
+    from torchperf_ros.tools import model_commands
+
+    model_commands.cache(cache_dir=str(tmp_path / "cache"))
     assert "runs without a CUDA graph: it cannot be captured: mask.item()" in capsys.readouterr().out
-    compile_command.cache(remove="all", cache_dir=str(tmp_path / "cache"))
+    model_commands.cache(remove="all", cache_dir=str(tmp_path / "cache"))
     assert record().why_not() == ""

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from torchperf_ros.engines.kept_state import KeptState
 from torchperf_ros.engines.outputs import flat_numbers
-from torchperf_ros.engines.parity import ParityError, check_engine, depends_on_state
+from torchperf_ros.engines.parity import KeptState, ParityError, check_engine, depends_on_state
 
 
 class Keeping(torch.nn.Module):

@@ -338,7 +338,7 @@ def test_given_a_graph_that_would_run_in_fp32_when_built_then_it_is_refused_and_
             package.writestr("model/code.cpp", "int main() {}")
         return Built("")
 
-    monkeypatch.setattr("torchperf_ros.engines.aoti.build_package", without_kernels)
+    monkeypatch.setattr("torchperf_ros.engines.file_engines.build_package", without_kernels)
     own = tier(model, (torch.ones(1, 3, 16, 16),))
     with pytest.raises(EngineUnavailable, match=why):
         ENGINES[engine].build(own, BuildOptions(engine, precision=precision), tmp_path / "model")

@@ -25,7 +25,7 @@ LOADED = """
     from compiled_adapters import Compiled
     from torchperf_ros.settings.build_options import BuildOptions
     from dataclasses import replace
-    from torchperf_ros.settings.shape_options import ShapeOptions
+    from torchperf_ros.settings.build_options import ShapeOptions
     from torchperf_ros.engines.device import Device, choose_device
     from torchperf_ros.engines.package_build import do_job
     from torchperf_ros.engines.parity import measure, random_inputs

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from torchperf_ros.engines import package
+from torchperf_ros.engines.device import Timing
 from torchperf_ros.engines.package import ENGINES, users_package
 from torchperf_ros.engines.package_engine import Built, PackageEngine
 from torchperf_ros.engines.parity import LIMITS, check_engine
-from torchperf_ros.engines.stopwatch import Timing
 from torchperf_ros.settings.build_options import AUTO, BuildOptions
 from torchperf_ros.workers.package_manifest import PackageError, manifest_path
 
@@ -325,7 +325,7 @@ X = torch.tensor([1.0, 2.0])
     ],
 )
 def test_given_outputs_when_tried_then_only_what_cannot_be_right_is_refused(mine, monkeypatch, call, said):
-    monkeypatch.setattr("torchperf_ros.engines.aoti.load_package", lambda path, device: call)
+    monkeypatch.setattr("torchperf_ros.engines.file_engines.load_package", lambda path, device: call)
     if said:
         with pytest.raises(PackageError, match=said):
             users_package(mine(), None, CPU, example_of(), {})
@@ -338,5 +338,7 @@ def test_given_inputs_that_cannot_vary_when_tried_then_equal_outputs_are_no_reas
 ):
     path, example = mine(), (torch.tensor([4, 4]),)
     edit_identity(path, signature=["int64 2"])
-    monkeypatch.setattr("torchperf_ros.engines.aoti.load_package", lambda path, device: lambda i: i.float())
+    monkeypatch.setattr(
+        "torchperf_ros.engines.file_engines.load_package", lambda path, device: lambda i: i.float()
+    )
     users_package(path, None, CPU, example, {})

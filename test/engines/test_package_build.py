@@ -11,17 +11,17 @@ import pytest
 import torch
 
 from torchperf_ros.api.adapter import load_adapter
-from torchperf_ros.engines.aoti import (
+from torchperf_ros.engines.engine import name_torch_unquoted
+from torchperf_ros.engines.file_engines import (
     build_package,
     check_linked,
     check_toolkit,
     load_package,
 )
-from torchperf_ros.engines.engine import name_torch_unquoted
 from torchperf_ros.engines.fingerprint import machine_facts
 from torchperf_ros.engines.package_engine import Built
 from torchperf_ros.engines.parity import check_engine
-from torchperf_ros.settings.user_folder import exposed
+from torchperf_ros.settings.files import exposed
 from torchperf_ros.workers.package_manifest import PackageError, check_package
 
 from .compiled_adapters import Counting
@@ -38,7 +38,7 @@ def kinds(said):
 @pytest.fixture
 def no_build(monkeypatch):
     monkeypatch.setattr(
-        "torchperf_ros.engines.aoti.build_package", lambda *inputs: pytest.fail("built again")
+        "torchperf_ros.engines.file_engines.build_package", lambda *inputs: pytest.fail("built again")
     )
 
 
@@ -145,10 +145,10 @@ def compiler(monkeypatch):
 
     monkeypatch.setattr("torch._inductor.aoti_compile_and_package", compile_and_package)
     monkeypatch.setattr(
-        "torchperf_ros.engines.aoti.check_linked", lambda path: None
+        "torchperf_ros.engines.file_engines.check_linked", lambda path: None
     )  # a number links nothing
-    monkeypatch.setattr("torchperf_ros.engines.aoti.load_package", load)
-    monkeypatch.setattr("torchperf_ros.engines.aoti._VARIANT_SECONDS", 0.01)
+    monkeypatch.setattr("torchperf_ros.engines.file_engines.load_package", load)
+    monkeypatch.setattr("torchperf_ros.engines.file_engines._VARIANT_SECONDS", 0.01)
     return given
 
 
@@ -213,7 +213,7 @@ def copy_instead_of_building(monkeypatch, content):
         path.write_bytes(content)
         return Built("g" * 64)
 
-    monkeypatch.setattr("torchperf_ros.engines.aoti.build_package", copy)
+    monkeypatch.setattr("torchperf_ros.engines.file_engines.build_package", copy)
 
 
 def test_given_a_folder_when_built_then_the_package_has_the_tiers_name_and_is_built_once(

@@ -18,8 +18,7 @@ from torchperf_ros.engines.engine import EngineUnavailable
 from torchperf_ros.engines.package import ENGINES, make_runner, users_package
 from torchperf_ros.engines.package_engine import TensorsOnly
 from torchperf_ros.engines.parity import check_engine, random_inputs
-from torchperf_ros.settings.build_options import PACKAGE_SUFFIXES, BuildOptions
-from torchperf_ros.settings.shape_options import ShapeOptions
+from torchperf_ros.settings.build_options import PACKAGE_SUFFIXES, BuildOptions, ShapeOptions
 from torchperf_ros.workers.package_manifest import PackageError, read_manifest
 
 from .compiled_adapters import Counting

@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 
 from torchperf_ros.engines.shape_runner import PaddedBuffers, ShapeRunner
-from torchperf_ros.settings.shape_options import ShapeOptions, parse_shapes
+from torchperf_ros.settings.build_options import ShapeOptions, parse_shapes
 
 IMAGE = (torch.zeros(1, 3, 128, 128),)
 HEIGHT_AND_WIDTH = {0: {2: (100, 200), 3: (100, 200)}}

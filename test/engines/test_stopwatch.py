@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from torchperf_ros.api.clock import VirtualClock
-from torchperf_ros.engines import stopwatch
-from torchperf_ros.engines.stopwatch import Timing, time_interleaved
+from torchperf_ros.engines import device
+from torchperf_ros.engines.device import Timing, time_interleaved
 
 CPU = torch.device("cpu")
 
@@ -31,7 +31,7 @@ class Bench:
 
     def time(self, candidates, **options):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(stopwatch, "_synchronise", lambda device: self.synchronise)
+            patch.setattr(device, "_synchronise", lambda device: self.synchronise)
             return time_interleaved(candidates, CPU, clock=self.clock, **options)
 
 

@@ -9,11 +9,10 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from torchperf_ros.api.errors import AdapterError, BadInput, ConfigError
-from torchperf_ros.engines.aoti import load_package
 from torchperf_ros.engines.device import Device
+from torchperf_ros.engines.file_engines import load_package
 from torchperf_ros.engines.parity import ParityError, measure, random_inputs
-from torchperf_ros.settings.build_options import BuildOptions
-from torchperf_ros.settings.shape_options import ShapeOptions
+from torchperf_ros.settings.build_options import BuildOptions, ShapeOptions
 from torchperf_ros.worker.tier import InvalidOutput
 from torchperf_ros.worker.tier_loader import TierLoader
 from torchperf_ros.workers.package_cache import PackageCache
@@ -115,7 +114,7 @@ def test_given_a_package_that_is_not_as_it_should_be_then_that_is_said_and_it_is
 
 
 def other_package(monkeypatch, call):
-    monkeypatch.setattr("torchperf_ros.engines.aoti.load_package", lambda path, device: call)
+    monkeypatch.setattr("torchperf_ros.engines.file_engines.load_package", lambda path, device: call)
 
 
 def test_given_a_cache_that_is_somebody_elses_when_a_package_is_refused_then_the_tier_runs_in_eager_all_the_same(

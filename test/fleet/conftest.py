@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from torchperf_ros.fleet.plan import RolloutPlan, RolloutStep, new_plan
+from torchperf_ros.fleet.plan import RolloutPlan, RolloutStep, bucket_percent, new_plan
 from torchperf_ros.fleet.records import Block
 from torchperf_ros.fleet.signature import make_keys, read_private_key, sign
-from torchperf_ros.fleet.targeting import bucket_percent
 from torchperf_ros.fleet.vehicle import VehicleRollout
 
 # A candidate stands beside a stage that runs the adapters of the stage's tests.

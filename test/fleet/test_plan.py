@@ -10,10 +10,21 @@ from openfeature.contrib.tools.flagd.core import FlagdCore
 from openfeature.evaluation_context import EvaluationContext
 
 from torchperf_ros.api.errors import ConfigError
-from torchperf_ros.fleet.guards import CandidateFigures, Guards, PlanError, broken_guard
-from torchperf_ros.fleet.plan import plan_of, plan_text, read_plan_file
+from torchperf_ros.fleet.plan import (
+    CandidateFigures,
+    Guards,
+    PlanError,
+    TargetingError,
+    broken_guard,
+    bucket_percent,
+    facts_of,
+    is_for,
+    plan_of,
+    plan_text,
+    read_plan_file,
+    unit_of,
+)
 from torchperf_ros.fleet.signature import make_keys, read_private_key, read_public_key, read_signed, sign
-from torchperf_ros.fleet.targeting import TargetingError, bucket_percent, facts_of, is_for, unit_of
 
 from .conftest import NOW, plan_with
 

@@ -10,10 +10,9 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-from torchperf_ros.fleet.plan import RolloutStep, plan_text, read_plan_file, utc_now
+from torchperf_ros.fleet.plan import RolloutStep, bucket_percent, plan_text, read_plan_file, utc_now
 from torchperf_ros.fleet.records import RecordWriter
 from torchperf_ros.fleet.signature import read_private_key, read_public_key, read_signed, sign
-from torchperf_ros.fleet.targeting import bucket_percent
 from torchperf_ros.tools.main import app
 
 from .conftest import minute
@@ -59,14 +58,15 @@ def read(folder):
     )
 
 
-def bring_home(folder, factor=1.0, rolled_back=0, step=0, vehicles=VEHICLES):
+def bring_home(folder, factor=1.0, rolled_back=0, step=0, vehicles=VEHICLES, of=("", "")):
     """What vehicles wrote in the last hours.
 
     The candidate's times are the base's by a factor, and a bit of noise.
     """
     now_s = utc_now().timestamp()
     for number in range(vehicles):
-        log = RecordWriter(folder / "home" / f"car-{number}", {"vehicle": f"car-{number}", "gpu": "orin"})
+        home = folder / "home" / f"car-{number}" / "_".join(of)
+        log = RecordWriter(home, {"vehicle": f"car-{number}", "gpu": "orin"})
         for at in range(MINUTES):
             noise = 1 + 0.01 * ((7 * number + 3 * at) % 11 - 5)
             log.minute(
@@ -85,12 +85,14 @@ def bring_home(folder, factor=1.0, rolled_back=0, step=0, vehicles=VEHICLES):
                     score=0.98 if at % 2 else math.nan,
                     refused=at == 7,
                     deaths=0,
+                    stage=of[0],
+                    rollout=of[1],
                 )
             )
         if not number:
             log.event("refused", "", 1, "plan plan.json: has serial 1")
         if number < rolled_back:
-            log.event("rolled_back", "7", 1, "worker_deaths 2 is over its limit 1")
+            log.event("rolled_back", "7", 1, "worker_deaths 2 is over its limit 1", *of)
     return folder / "home"
 
 
@@ -133,6 +135,28 @@ def test_given_a_worse_candidate_when_advanced_then_it_is_refused_and_rollback_t
     run("rollback", "plan.json", "--write")
     assert (read(desk_folder).state, read(desk_folder).revoked) == ("rolled_back", ("7",))
     assert "the roll-out is rolled back" in run("advance", "plan.json", home, "--force", status=1)
+
+
+@pytest.mark.parametrize(
+    "other", [("planning", "planning-7"), ("perception", "the first try"), ("planning", "perception-7")]
+)
+def test_given_another_stage_or_roll_out_of_the_version_when_looked_at_then_it_is_left_out_and_named(
+    desk_folder, other
+):
+    """Its candidate is worse, has broken a guard, and drove at other steps."""
+    home = bring_home(desk_folder, factor=1.5, rolled_back=9, step=1, of=other)
+    bare = run("advance", "plan.json", home, status=1)
+    assert "hold: no vehicle brought anything home of version 7: no data is no verdict" in bare
+    bring_home(desk_folder, of=("perception", "perception-7"))
+    shown = run("status", home, "--plan", "plan.json", "--json", "out.json")
+    assert "advance: every figure is within its margin" in shown
+    left_out = (
+        f"{VEHICLES * MINUTES} minutes of version 7 of other roll-outs: {other[1]} of stage {other[0]}"
+    )
+    assert left_out in " ".join(shown.split())
+    figures = json.loads((desk_folder / "out.json").read_text())
+    assert (figures["vehicles"], figures["rolled_back"]) == (VEHICLES, {})
+    assert [step["vehicles"] for step in figures["steps"][:2]] == [VEHICLES, 0]
 
 
 def test_given_a_hard_guard_that_broke_when_forced_then_it_is_still_refused(desk_folder):

@@ -10,16 +10,21 @@ import pytest
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.api.outcome import Fallback, GuardVerdict, Outcome
 from torchperf_ros.fleet import rollouts, sources
-from torchperf_ros.fleet.guards import CandidateFigures, Guards, broken_guard, why_not_to_serve
-from torchperf_ros.fleet.pair_figures import Pair, PairBlock, PairFigures
-from torchperf_ros.fleet.plan import RolloutStep, utc_now
+from torchperf_ros.fleet.comparer import Pair, PairBlock, PairFigures
+from torchperf_ros.fleet.plan import (
+    CandidateFigures,
+    Guards,
+    RolloutStep,
+    broken_guard,
+    bucket_percent,
+    utc_now,
+    why_not_to_serve,
+)
 from torchperf_ros.fleet.records import read_records, record_files
 from torchperf_ros.fleet.rollouts import Rollouts
 from torchperf_ros.fleet.sources import ParameterSource, PlanSource, Wish, facts_of_vehicle
-from torchperf_ros.fleet.targeting import bucket_percent
 from torchperf_ros.fleet.trial import Trial
-from torchperf_ros.settings.config import node_config, stage_config
-from torchperf_ros.settings.rollout_options import rollout_options
+from torchperf_ros.settings.config import node_config, rollout_options, stage_config
 from torchperf_ros.stage.frame import Answer, Frame, Origin, StepTimes
 from torchperf_ros.stage.hooks import StagePorts
 from torchperf_ros.stage.stage import Stage

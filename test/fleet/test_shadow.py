@@ -16,8 +16,8 @@ import pytest
 
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.api.outcome import Fallback, GuardVerdict, Outcome
-from torchperf_ros.fleet.candidate import candidate_of, read_candidate
-from torchperf_ros.fleet.pair_figures import Pair
+from torchperf_ros.fleet.comparer import Pair
+from torchperf_ros.fleet.plan import candidate_of, read_candidate
 from torchperf_ros.fleet.shadow import Shadow, promote
 from torchperf_ros.fleet.trial import Trial
 from torchperf_ros.safety.guard import Guard

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from torchperf_ros.api.errors import ConfigError
-from torchperf_ros.fleet.plan import RolloutStep
+from torchperf_ros.fleet.plan import RolloutStep, TargetingError
 from torchperf_ros.fleet.simulate import (
     SimulatedCandidate,
     all_at_once,
@@ -15,7 +15,6 @@ from torchperf_ros.fleet.simulate import (
     recorded_minutes,
     simulate,
 )
-from torchperf_ros.fleet.targeting import TargetingError
 from torchperf_ros.observe.runs.run_log import run_of, write_run
 from torchperf_ros.stage.frame_table import FRAME
 

@@ -13,13 +13,11 @@ from dataclasses import replace
 
 import pytest
 
-from test.settings.test_bounded_file import MIB
+from test.settings.test_files import MIB
 from torchperf_ros.api.errors import ConfigError
-from torchperf_ros.fleet.plan import RolloutStep
+from torchperf_ros.fleet.plan import RolloutStep, bucket_percent
 from torchperf_ros.fleet.records import read_records, record_files
-from torchperf_ros.fleet.targeting import bucket_percent
-from torchperf_ros.fleet.vehicle import Role, VehicleRollout
-from torchperf_ros.fleet.vehicle_state import STATE_FILE, RolloutStateError, load_state
+from torchperf_ros.fleet.vehicle import STATE_FILE, Role, RolloutStateError, VehicleRollout, load_state
 
 from .conftest import EARLY, LATE, NOW, minute, plan_with, serving
 
@@ -88,6 +86,22 @@ def test_given_a_probation_when_served_then_the_candidate_is_good_and_comes_up_a
     desk.publish(replace(serving(), serial=serving().serial + 1, step=1, state="done"))
     decision = desk.vehicle(EARLY).look()
     assert (decision.role, decision.serve.name, decision.beside) == (Role.NONE, "7", None)
+
+
+def test_given_two_stages_with_one_version_name_when_they_serve_then_each_line_names_its_stage_and_roll_out(
+    desk,
+):
+    for stage in ("perception", "planning"):
+        plan = desk.publish(serving(stage=stage, name=f"{stage}-7"))
+        facts = {"vehicle": EARLY}
+        one = VehicleRollout(
+            desk.folder / stage, facts, desk.public, desk.plan_path, stage, lambda: desk.now
+        )
+        one.look()
+        one.rolled_back("x")
+        one.stops()
+        brought = read_records(record_files([desk.folder])).of_plan(plan)
+        assert [(event["stage"], event["rollout"]) for event in brought.events] == [(stage, f"{stage}-7")]
 
 
 def test_given_a_broken_guard_when_rolled_back_then_the_version_stays_out_also_under_a_new_serial(desk):

@@ -10,11 +10,11 @@ from torchperf_ros.api.adapter import Adapter, Received
 from torchperf_ros.api.errors import BadInput, ConfigError
 from torchperf_ros.api.messages import decode, encode
 from torchperf_ros.models.camera_driving import CameraDrivingAdapter, ObjectTracks, Sighting
-from torchperf_ros.models.driving import OracleAdapter, RulePlannerAdapter
-from torchperf_ros.models.driving_messages import (
+from torchperf_ros.models.closed_loop import (
     MARKER_ARRAY,
     ODOMETRY,
     PATH,
+    Centreline,
     SeenObject,
     encoded,
     objects_message,
@@ -24,7 +24,7 @@ from torchperf_ros.models.driving_messages import (
     route_bytes,
     route_of,
 )
-from torchperf_ros.models.driving_rules import Centreline
+from torchperf_ros.models.driving import OracleAdapter, RulePlannerAdapter
 from torchperf_ros.models.networks import BOX_FIELDS, CLASSES, GRID_CELLS
 from torchperf_ros.models.road_scene import (
     CAMERA_HEIGHT_M,

@@ -10,14 +10,14 @@ from torchperf_ros.api.adapter import Received
 from torchperf_ros.api.errors import BadInput, ConfigError
 from torchperf_ros.api.messages import decode, empty_message, encode, header, stamp_ns_of
 from torchperf_ros.engines.package_engine import export
-from torchperf_ros.models import lidar, pillars
+from torchperf_ros.models import lidar, networks
+from torchperf_ros.models.closed_loop import ODOMETRY, odometry_message
 from torchperf_ros.models.detection_messages import KINDS, MARKER_ARRAY
-from torchperf_ros.models.driving_messages import ODOMETRY, odometry_message
 from torchperf_ros.models.lidar import LidarAdapter
-from torchperf_ros.models.networks import CLASSES, build_seeded
-from torchperf_ros.models.pillars import (
+from torchperf_ros.models.networks import (
     BESIDE_M,
     CELL_M,
+    CLASSES,
     GRID_COLUMNS,
     GRID_ROWS,
     MAP_FIELDS,
@@ -25,6 +25,7 @@ from torchperf_ros.models.pillars import (
     OUTSIDE,
     SPARE_POINTS,
     PillarNet,
+    build_seeded,
     spare,
     strongest,
 )
@@ -455,7 +456,7 @@ CELLS = GRID_ROWS * GRID_COLUMNS
 
 
 def seeded(tier):
-    return build_seeded(lambda: PillarNet(pillars.PILLAR_WIDTHS[tier]))
+    return build_seeded(lambda: PillarNet(networks.PILLAR_WIDTHS[tier]))
 
 
 def points(count, seed=1):

@@ -16,11 +16,11 @@ from torchperf_ros.models.networks import (
     OBJECT_FIELDS,
     WAYPOINTS,
     DetectorNet,
+    PillarNet,
     PlannerNet,
     build_seeded,
     roll_out,
 )
-from torchperf_ros.models.pillars import PillarNet
 
 BIAS = "fast.head.2.bias"
 NAN = float("nan")

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from torchperf_ros.api.outcome import Outcome
-from torchperf_ros.fleet.guards import CandidateFigures, broken_guard
+from torchperf_ros.fleet.plan import CandidateFigures, broken_guard
 from torchperf_ros.fleet.sources import ParameterSource
 from torchperf_ros.settings.config import stage_config
 from torchperf_ros.tools.main import app

@@ -17,7 +17,7 @@ from torchperf_ros.api.outcome import Health
 from torchperf_ros.node.endpoints import OUTPUT_QOS, RawPublisher, resolved
 from torchperf_ros.node.input_watch import InputWatch, why_silent
 from torchperf_ros.node.reporter import Reporter
-from torchperf_ros.observe.telemetry.latency_record import float64_bytes
+from torchperf_ros.observe.telemetry.rows import float64_bytes
 from torchperf_ros.stage.wiring import StageInput
 
 pytestmark = pytest.mark.ros

@@ -25,6 +25,7 @@ from ..ros_domain import own_domain
 pytestmark = pytest.mark.ros
 
 NEWER, OLDER = "FASTDDS_DEFAULT_PROFILES_FILE", "FASTRTPS_DEFAULT_PROFILES_FILE"
+QOS_FROM_XML = "RMW_FASTRTPS_USE_QOS_FROM_XML"
 SAY = """
 import sys, time, rclpy
 from std_msgs.msg import Float64
@@ -41,6 +42,33 @@ while len(heard) < 10 and time.monotonic() < until: rclpy.spin_once(node, timeou
 print(len(heard))
 """
 
+SEND = """
+import time, rclpy
+from rclpy.qos import qos_profile_sensor_data
+from rclpy.serialization import serialize_message
+from std_msgs.msg import String
+rclpy.init(); node = rclpy.create_node("sends"); image = serialize_message(String(data=(4 << 20) * "x"))
+cameras = [node.create_publisher(String, f"/image_{n}", qos_profile_sensor_data) for n in range(6)]
+while True:
+    for camera in cameras: camera.publish(image); time.sleep(0.1)
+"""
+TAKE = """
+import rclpy
+from pathlib import Path
+from rclpy.qos import QoSProfile, ReliabilityPolicy
+from std_msgs.msg import String
+from torchperf_ros.workers.process_setup import keep_freed_memory
+# not getrusage, which counts what this was forked from
+most_mib = lambda: int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) / 1024
+rclpy.init(); keep_freed_memory(8 << 20); node = rclpy.create_node("takes"); taken = [0] * 6
+newest = QoSProfile(depth=1, reliability=ReliabilityPolicy.BEST_EFFORT)
+def take(n, data): taken[n] += len(data) > 4 << 20
+for n in range(6):
+    node.create_subscription(String, f"/image_{n}", lambda data, n=n: take(n, data), newest, raw=True)
+before_mib = most_mib()
+while min(taken) < 3: rclpy.spin_once(node, timeout_sec=30.0)
+print(most_mib() - before_mib)
+"""
 SHARED_MEMORY = Path("/dev/shm")
 HERE = "import rclpy; rclpy.init(); node = rclpy.create_node('here'); print('up', flush=True); input()"
 
@@ -62,11 +90,17 @@ def test_given_a_version_of_ros_when_no_transport_is_chosen_then_its_variable_na
 
 def test_given_a_node_when_it_starts_then_only_our_profile_becomes_its_smaller_one_and_the_lanes_smaller_still():
     environment = image_transport({})
-    for lane, segment_bytes in ((False, 16 << 20), (True, 1 << 20)):
+    for lane, segment_bytes, policies in ((False, 16 << 20, "1"), (True, 1 << 20, "0")):
         environment |= own_segment(environment, lane=lane)
-        ((_, profile),) = environment.items()
+        (_, profile), from_xml = environment.items()
         assert f"<segment_size>{segment_bytes}</segment_size>" in Path(profile).read_text()
+        assert from_xml == (QOS_FROM_XML, policies)
     assert own_segment({name: "/etc/own.xml" for name in environment}) == {}
+
+
+@pytest.mark.parametrize("chosen", [QOS_FROM_XML, "RMW_FASTRTPS_PUBLICATION_MODE"])
+def test_given_a_user_who_has_chosen_policies_when_the_node_starts_then_they_stay(chosen):
+    assert QOS_FROM_XML not in own_segment(image_transport({}) | {chosen: "any"})
 
 
 def test_given_a_node_when_it_starts_then_its_workers_are_forked_from_what_it_starts_first(
@@ -87,7 +121,7 @@ def test_given_a_node_when_it_starts_then_its_workers_are_forked_from_what_it_st
         monkeypatch.setattr(os, "environ", {"TMPDIR": str(tmp_path), **environment})
         assert main.main([]) == 2
     assert started_with == goes_on_with
-    assert all(set(environment) == {"TMPDIR", *profile} for environment in started_with)
+    assert all(set(environment) == {"TMPDIR", QOS_FROM_XML, *profile} for environment in started_with)
 
 
 def test_given_a_launch_file_when_it_asks_then_rclpy_is_not_imported():
@@ -134,6 +168,21 @@ def test_given_a_process_with_the_profile_when_it_speaks_then_a_plain_one_hears_
         speaker.kill()
         speaker.wait()
     assert done.stdout == "10\n"
+
+
+def test_given_several_cameras_when_the_node_takes_their_images_then_they_share_its_memory(plain):
+    """Of 4 MiB each; by rmw_fastrtps' own choice each camera keeps some for itself."""
+    apart, took_mib = plain | image_transport(plain), []
+    cameras = subprocess.Popen([sys.executable, "-c", SEND], env=apart)
+    try:
+        for policies in ("0", "1"):
+            node = apart | own_segment(apart) | {QOS_FROM_XML: policies}
+            done = subprocess.run([sys.executable, "-c", TAKE], env=node, capture_output=True, check=True)
+            took_mib.append(float(done.stdout))
+    finally:
+        cameras.kill()
+        cameras.wait()
+    assert took_mib[1] < took_mib[0] - 2.0 * 4, took_mib
 
 
 ENDS = {

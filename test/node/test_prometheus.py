@@ -21,7 +21,7 @@ pytest.importorskip("rclpy")
 from sensor_msgs.msg import Image
 
 from benchmarks.rig.scraper import free_port
-from torchperf_ros.observe.telemetry.fields import METRICS
+from torchperf_ros.observe.telemetry.diagnostics import METRICS
 
 pytestmark = [
     pytest.mark.ros,

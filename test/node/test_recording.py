@@ -18,7 +18,7 @@ from rclpy.serialization import deserialize_message
 from sensor_msgs.msg import Image
 from std_srvs.srv import Trigger
 
-from torchperf_ros.observe.recorder.record_log import schema
+from torchperf_ros.observe.recorder import schema
 
 pytestmark = pytest.mark.ros
 
@@ -164,7 +164,7 @@ def test_given_a_recorder_that_is_killed_when_frames_come_then_all_are_answered_
 def test_given_a_recorder_that_is_stopped_when_asked_to_record_then_it_says_so_until_it_goes_on(
     recorded, image
 ):
-    """That one which does not go on is replaced, `test/observe/recorder/test_recording.py` sees."""
+    """That one which does not go on is replaced, `test/observe/test_recording.py` sees."""
     stopped = recorded.recorder()
     stopped.suspend()
     recorded.node.wait_for(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from test.settings.test_bounded_file import NO_FILES
+from test.settings.test_files import NO_FILES
 
 pytest.importorskip("rclpy")
 

@@ -15,7 +15,7 @@ pytest.importorskip("rclpy")
 from sensor_msgs.msg import Image
 
 from torchperf_ros.api.outcome import Outcome
-from torchperf_ros.observe.recorder.record_log import schema
+from torchperf_ros.observe.recorder import schema
 
 pytestmark = pytest.mark.ros
 EVERY_S = 0.1

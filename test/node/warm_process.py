@@ -36,7 +36,7 @@ _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 15, 36
 _IMPORTED = (
     *(
         f"torchperf_ros.{name}"
-        for name in ("node.node", "worker.session", "tools.main", "replay.logs.play", "observe.top.top")
+        for name in ("node.node", "worker.session", "tools.main", "replay.logs.play", "observe.top")
     ),
     *(
         "numpy.ma",

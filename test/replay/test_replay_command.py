@@ -5,7 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from torchperf_ros.observe.runs.report_words import verdict
+from torchperf_ros.observe.runs.report import verdict
 from torchperf_ros.observe.runs.run_log import read_run
 from torchperf_ros.replay.run_reading import read_runs
 from torchperf_ros.tools.main import app

@@ -17,7 +17,7 @@ from torchperf_ros.safety.limits import Track
 from torchperf_ros.safety.obstacles import Seen
 from torchperf_ros.safety.odometry import Motion
 from torchperf_ros.safety.own_lane import IN_LANE_M, OwnLane
-from torchperf_ros.safety.prediction import Looks
+from torchperf_ros.safety.prediction import Arc, Looks, course_of
 from torchperf_ros.safety.stop_output import TimedPath
 from torchperf_ros.settings.safety_options import guard_options
 
@@ -129,6 +129,62 @@ def test_given_cars_in_a_bend_when_the_first_plan_returns_to_its_line_then_no_la
         cars = zip(at.real, at.imag, headings + math.pi, [0.8 * speed] * 3, strict=True)
         lane.take(way, now, round(at_s * S), seen(*cars), goes_out=True)
     assert Looks.CHANGE not in looks
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    lateral=st.floats(0.5, 2.0),
+    bends=st.sampled_from((-1, 1)),
+    over_s=st.floats(0.5, 3.0),
+    speed=st.floats(6.0, 28.0),
+    off_m=st.floats(-0.1, 0.1),
+    begins=st.floats(-1.0, 1.0),
+)
+def test_given_a_lane_that_is_kept_when_plans_return_to_their_line_at_a_bend_then_none_looks_like_a_change_of_lanes(
+    lateral, bends, over_s, speed, off_m, begins
+):
+    bend, over_m = bends * min(lateral / speed**2, 0.033), over_s * speed
+    road = plans.Road(((40.0, 0.0), (40.0 + over_m, bend), (400.0, bend)))
+    line = ((-off_m, 40.0 + begins * over_m, 2.0 * speed),)
+    returns, lane, changed = plans.Scene("returns", road, speed, left=off_m, changes=line), OwnLane(), []
+    nobody_near = seen((400.0, 100.0, 0.0, 5.0))
+    for at_s in np.arange(0.0, (40.0 + 3.0 * over_m) / speed, 0.1):
+        place, yaw = returns.poses(speed * (at_s + T))
+        driven = float(np.diff(returns.poses(speed * (at_s + np.array([-0.02, 0.02])))[1])[0]) / (
+            0.04 * speed
+        )
+        way = Lane(Track(T, place, yaw), driven)
+        shown, arc = lane.shows(way), Arc(way, driven)
+        if shown.road is not None:
+            arc.travel, arc.bend = shown.road
+        changed.append(course_of(way, arc, nobody_near, shown).changes)
+        lane.take(way, driven, round(at_s * S), nobody_near, goes_out=True)
+    assert not any(changed[15:])  # it has kept its lane for 1.5 s
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    lateral=st.floats(0.0, 2.0),
+    bends=st.sampled_from((-1, 1)),
+    side=st.sampled_from((-3.5, 3.5)),
+    speed=st.floats(8.0, 25.0),
+    begins=st.floats(0.1, 0.4),
+    takes_s=st.floats(3.0, 4.5),
+)
+def test_given_a_lane_that_is_kept_when_the_next_plan_leaves_it_then_it_is_known_as_far_as_the_lane_is(
+    lateral, bends, side, speed, begins, takes_s
+):
+    bend, way_m = bends * lateral / speed**2, 3.0 * speed
+    road = plans.Road(((0.0, bend), (1.0, bend)))
+    leaves = plans.Scene("leaves", road, speed, changes=((side, begins * way_m, takes_s * speed),))
+    keeps, lane = replace(leaves, changes=()), OwnLane()
+    for scene, at_s in ((keeps, -0.3), (keeps, 0.0), (leaves, 0.1)):
+        place, yaw = scene.poses(speed * (at_s + T))
+        way = Lane(Track(T, place, yaw), bend)
+        if scene is keeps:
+            lane.take(way, bend, round((at_s + 1.0) * S), seen(), goes_out=True)
+    aside_m = abs(float(leaves.lefts(np.array([2.7 * speed]))[0]))  # where the first of these plans ended
+    assert (lane.shows(way).looks is Looks.CHANGE) == (aside_m > 0.52) or abs(aside_m - 0.5) < 0.1
 
 
 @settings(max_examples=40, deadline=None)

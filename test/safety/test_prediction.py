@@ -14,6 +14,7 @@ from torchperf_ros.safety.odometry import Motion
 from torchperf_ros.safety.prediction import (
     Arc,
     Looks,
+    Shown,
     along_joined,
     along_lane,
     course_of,
@@ -378,7 +379,7 @@ def test_given_a_plan_that_looks_like_a_change_when_it_keeps_the_lane_then_it_st
     y = 3.5 * share**3 * (10 - 15 * share + 6 * share**2)
     lane = Lane(Track(t, 10.0 * t + 1j * y, np.arctan2(np.gradient(y, t), 10.0)), 0.0)
     seen = seen_of([Box(60.0, 3.5, math.pi, velocity=(-9.0, 0.0))])
-    assert course_of(lane, Arc(lane, 0.0), seen, Looks.KEEPS).changes
+    assert course_of(lane, Arc(lane, 0.0), seen, Shown(Looks.KEEPS)).changes
 
 
 @pytest.mark.parametrize("turned", [0.6, 1.2, 1.8, 2.1])
@@ -407,10 +408,40 @@ def test_given_what_comes_aslant_from_beyond_a_plans_end_when_no_road_is_known_t
     away = 25.0 * np.exp(1j * side * 0.5 * aslant)
     place, speed = lane.own_place[-1] + away, -9.0 * np.exp(1j * side * aslant)
     seen = seen_of([Box(place.real, place.imag, side * aslant, velocity=(speed.real, speed.imag))])
-    course = course_of(lane, Arc(lane, 0.0), seen, Looks.KEEPS)
+    course = course_of(lane, Arc(lane, 0.0), seen, Shown(Looks.KEEPS))
     assert course.joined.all()
     assert course.lane.all()
     assert course.straight.all() == crosses
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    bend=st.floats(0.015, 0.03),
+    side=st.sampled_from([-1.0, 1.0]),
+    left=st.sampled_from([-3.5, 3.5]),
+    apart_m=st.floats(12.0, 22.0),
+    aside=st.sampled_from([-3.0, 3.0]),
+)
+def test_given_a_row_of_cars_round_a_bend_when_the_first_comes_along_our_road_then_those_behind_it_do_as_well(
+    bend, side, left, apart_m, aside
+):
+    bend *= side
+    lane = Lane(straight_track(7.0), 0.0)
+    first_m = 0.25 / abs(bend)  # of the bend, which begins at the plan's end
+    row = [in_bend(first_m + number * apart_m, left, bend, -7.0) for number in range(3)]
+    row = [car._replace(x=car.x + lane.length) for car in row]
+    row = [car for car in row if abs(car.yaw) < 1.4]
+    found = course_of(lane, Arc(lane, 0.0), seen_of(row), Shown(Looks.KEEPS))
+    assert not found.straight[found.joined].any()  # others are too far aside to be on a road of ours
+    for car in row[1:]:
+        off = aside * 1j * np.exp(1j * car.yaw)
+        for one in (  # nothing is before it, or it is in no row
+            [car],
+            [row[0], car._replace(x=car.x + off.real, y=car.y + off.imag)],
+            [row[0], car._replace(velocity=(2.0 * car.velocity[0], 2.0 * car.velocity[1]))],
+        ):
+            found = course_of(lane, Arc(lane, 0.0), seen_of(one), Shown(Looks.KEEPS))
+            assert found.straight[-1] or abs(car.yaw) < 0.45
 
 
 @settings(max_examples=100, deadline=None)
@@ -434,7 +465,7 @@ def test_given_what_comes_aslant_when_the_road_to_it_is_too_sharp_for_either_the
     place = lane.own_place[-1] + 2.0 / bend * math.sin(0.5 * aslant) * np.exp(1j * side * 0.5 * aslant)
     speed = -other * np.exp(1j * side * aslant)
     box = Box(place.real, place.imag, side * aslant, velocity=(speed.real, speed.imag))
-    found = course_of(lane, Arc(lane, 0.0), seen_of([box]), Looks.KEEPS, own)
+    found = course_of(lane, Arc(lane, 0.0), seen_of([box]), Shown(Looks.KEEPS), own)
     assert found.joined.all()
     if aslant > 1.05 * (4.0 / squared * way_m + 0.05):
         assert found.straight.all()
@@ -464,7 +495,7 @@ def test_given_the_end_of_a_bend_when_what_comes_drives_beside_then_it_shows_tha
     for boxes, shows in (([car], True), ([nearer], False), ([car, nearer], False), ([], False)):
         seen = seen_of(boxes) if boxes else seen_of([car]).only(np.zeros(1, np.bool_))
         assert runs_beside(lane, along_lane(lane, seen), seen) == shows
-    assert not course_of(lane, Arc(lane, bend), seen_of([car]), Looks.KEEPS).changes
+    assert not course_of(lane, Arc(lane, bend), seen_of([car]), Shown(Looks.KEEPS)).changes
     # A velocity that a tracker found shows it as well, if it is known as well as parallel has to be.
     aslant = velocity * np.exp(0.011j)
     found = seen_of([car._replace(velocity=(aslant.real, aslant.imag))])

@@ -27,7 +27,7 @@ from torchperf_ros.settings.params_file import (
     parse_value,
     read_params_file,
 )
-from torchperf_ros.settings.stage_rules import ALERTS, SyncRule, alert_kind, check_sync
+from torchperf_ros.settings.stage_options import ALERTS, SyncRule, alert_kind, check_sync
 
 MINE = {"adapter": "mine:Mine", "output": "mine"}
 EVERY = [*NODE_PARAMETERS, *STAGE_PARAMETERS]

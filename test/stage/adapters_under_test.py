@@ -22,7 +22,7 @@ import torch
 from torchperf_ros.api.adapter import Adapter
 from torchperf_ros.api.errors import BadInput, ConfigError
 from torchperf_ros.api.messages import message_class
-from torchperf_ros.engines.graph import CaptureFailed
+from torchperf_ros.engines.engine import CaptureFailed
 from torchperf_ros.engines.package import ENGINES
 
 TRIGGER = "geometry_msgs/msg/PointStamped"

@@ -133,6 +133,64 @@ def test_given_two_rules_with_one_action_when_each_alert_is_its_effect_then_neit
     assert not any(in_force[100:])
 
 
+OF_ANSWERS = {
+    "misses",
+    "output",
+    "output empty",
+    "bad input",
+    "latency",
+    "drift",
+    "model error",
+    "plan refused",
+}
+OF_MACHINE = {"load", "temperature", "memory", "age", "jitter", "input rate"}
+MAY_CAUSE = {
+    "off": OF_ANSWERS,
+    "lower_rate": OF_ANSWERS | {"jitter"},
+    "lower_tier": OF_ANSWERS - {"latency", "drift"},
+    "scene slow": OF_ANSWERS,  # its tier is lighter
+    "scene heavy": OF_ANSWERS | OF_MACHINE,
+    "backup_active": OF_ANSWERS | OF_MACHINE,
+}
+LASTS_S = {"misses": 10, "drift": 0, "load": 5}  # longer than what it is found for; others: 2
+
+
+@given(
+    rules=st.dictionaries(
+        st.sampled_from(sorted(OF_ANSWERS | OF_MACHINE | {"input noise"})),
+        st.sampled_from(sorted(MAY_CAUSE)),
+        min_size=1,
+        max_size=4,
+    ),
+    draw=st.randoms(use_true_random=False),
+)
+def test_given_rules_whose_actions_cause_each_others_alerts_when_the_first_cause_is_over_then_all_end(
+    rules, draw
+):
+    """Effects are drawn of all that an action may bring about: no rule keeps another going."""
+    scenes = {
+        "scenes": ["slow", "heavy"],
+        "scene.slow.tiers": ["fast"],
+        "scene.heavy.tiers": ["full", "medium"],
+    }
+    lines = [f"{kind} -> {action}" for kind, action in rules.items()]
+    stage = actions(*lines, action_return_s=10.0, backup="standby", **scenes)
+    effects = {action: {kind for kind in MAY_CAUSE[action] if draw.random() < 0.9} for action in MAY_CAUSE}
+    last, first = {}, draw.choice(sorted(rules))
+
+    def found(second):
+        words = stage.words(second * S)
+        for action in (action for action in MAY_CAUSE if f"-> {action} (" in words):
+            last.update(dict.fromkeys(effects[action], second))
+        kinds = {kind for kind, at in last.items() if second - at <= LASTS_S.get(kind, 2)}
+        of = {kind: "machine" if kind in OF_MACHINE else "camera" for kind in kinds | {first}}
+        return [f"{of[kind]}: {kind}" for kind in kinds | ({first} if second < 20 else set())]
+
+    begun = [bool(stage.words(second * S)) for second in drive(stage, 1000, found)]
+    assert any(begun[:20])
+    assert not any(begun[-300:])
+
+
 def test_given_an_alert_of_frames_from_before_the_step_when_it_is_told_late_then_it_leads_no_further():
     rules = actions("latency -> lower_tier")
     values = {"value": "41.6", "baseline": "32.0", "signal": "p50"}
@@ -177,6 +235,16 @@ def test_given_an_alert_of_another_stage_or_kind_when_reported_then_it_does_not_
     rules.report(alert(name), S)
     rules.step(S)
     assert bool(rules.lower_tiers) == counts
+
+
+def test_given_a_stream_when_an_alert_of_its_stage_or_of_another_stream_is_found_then_only_the_first_counts():
+    """The memory of workers is the whole stage's: the streams share them."""
+    values = {"adapter": "a:B", "output": "o", "actions": ["memory grows -> lower_tier"]}
+    for name, counts in (("camera", 1), ("camera.front", 1), ("camera.rear", 0), ("camera/7.2", 0)):
+        rules = AlertActions(stage_config("camera", values, stream="front"))
+        rules.report(alert(f"{name}: memory grows"), S)
+        rules.step(S)
+        assert rules.lower_tiers == counts
 
 
 def test_given_an_alert_with_a_suffix_when_reported_then_its_kind_counts():

@@ -19,7 +19,7 @@ from torchperf_ros.api.outcome import Fallback, Outcome
 from torchperf_ros.models.detection_messages import MARKER_ARRAY, Detection, ImageFrame, MarkerArrays
 from torchperf_ros.observe.watch.watch import StageWatch
 from torchperf_ros.settings.config import stage_config
-from torchperf_ros.settings.stage_rules import ACTIONS, ALERTS
+from torchperf_ros.settings.stage_options import ACTIONS, ALERTS
 from torchperf_ros.stage.alert_actions import AlertActions
 from torchperf_ros.stage.alert_rules import answer_alert, death_alert, superseded_alert
 from torchperf_ros.stage.frame import StepTimes
@@ -105,7 +105,7 @@ class Loop:
 
     def __init__(self, cause, tiers_known=()):
         """With what is usual learnt, also on these tiers."""
-        self.cause, self.on, self.slower = cause, False, 1.0
+        self.cause, self.on, self.slower, self.others = cause, False, 1.0, False  # others: a machine in use
         kind = "" if not cause.startswith("input") else CLOUD if cause == "input empty" else IMAGE
         made = MARKER_ARRAY if cause.startswith("output") else ""  # others need not be decoded
         inputs = [["/sensor", kind], ["/wheels", kind and "nav_msgs/msg/Odometry"]]
@@ -182,8 +182,9 @@ class Loop:
     def _machine(self, runs):
         """Alerts that the watch of a stage does not find."""
         harmed = self.watch.missed >= 2 or self.watch.harmed
-        if self.cause == "load":
-            return [Alert(Level.WARN, "machine: load", f"others took {OTHERS} %")] if harmed else []
+        if self.cause == "load" or self.others:
+            more = {"misses": str(self.watch.missed)}
+            return [Alert(Level.WARN, "machine: load", f"others took {OTHERS} %", more)] if harmed else []
         guard = self.cause in {"plan refused", "plan unchecked"} and (
             self.on or not runs
         )  # also what is held
@@ -312,6 +313,26 @@ def test_given_a_rise_of_30_percent_then_one_tier_is_left_out_until_it_is_over_a
     assert max(after) <= 1
     assert 1 not in after[75:]
     assert [(one, other) for one, other in zip(after, after[1:], strict=False) if other > one] == []
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_given_several_rules_that_lower_the_tier_when_all_take_30_percent_longer_then_one_tier_is_left_out(
+    seed,
+):
+    """By whichever rule first: the others find its rise on the next tier, where they know less."""
+    rng = random.Random(seed)
+    kinds = ["latency", *rng.sample(["drift", "load", "misses", "age", "memory", "output"], 3)]
+    rng.shuffle(kinds)
+    loop = all_tiers_learnt().with_rule(*(f"{kind} -> lower_tier" for kind in kinds), action_return_s=30.0)
+    loop.rng, loop.others = rng, True
+    loop.frames_of(5)
+    loop.slower = rng.uniform(1.25, 1.35)
+    levels = [loop.frames_of(1) and loop.actions.lower_tiers for _ in range(60)]
+    assert (max(levels), 1 in levels[:10]) == (1, True)
+    loop.slower = 1.0
+    after = [loop.frames_of(1) and loop.actions.lower_tiers for _ in range(150)]
+    assert max(after) == 1
+    assert not any(after[75:])
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torchperf_ros.api.alert import Level
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.api.outcome import Outcome
-from torchperf_ros.settings.stage_rules import SyncRule
+from torchperf_ros.settings.stage_options import SyncRule
 from torchperf_ros.stage.inputs import KEPT, MOST_MISSES, InputSync, SyncedInput
 from torchperf_ros.stage.wiring import StageInput
 

@@ -13,7 +13,7 @@ from torchperf_ros.api.errors import BadInput, ConfigError
 from torchperf_ros.api.messages import encode, message_class
 from torchperf_ros.api.outcome import Fallback, Health, Outcome
 from torchperf_ros.settings.config import stage_config
-from torchperf_ros.settings.scene_options import ODOMETRY
+from torchperf_ros.settings.stage_options import ODOMETRY
 from torchperf_ros.stage.scenes import DEFAULT, SceneChooser, situation_budget_ms
 from torchperf_ros.workers.frame_ring import FrameReader
 

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from torchperf_ros.tools.inspect.inspected_model import load_model
-from torchperf_ros.tools.inspect.inspection import Inspection
+from torchperf_ros.tools.inspection import Inspection, load_model
 from torchperf_ros.tools.tune.trial import TrialFigures
 
 SAMPLES = Path(__file__).with_name("graph_samples.py")

@@ -8,8 +8,8 @@ from torchperf_ros.api.adapter import Adapter
 from torchperf_ros.api.errors import AdapterError, BadInput, TorchperfError
 from torchperf_ros.api.messages import empty_message
 from torchperf_ros.engines.built_tier import read_frames
+from torchperf_ros.tools.check import do_job, log_frames
 from torchperf_ros.tools.demo.make_log import DriveLog, write_drive
-from torchperf_ros.tools.log_frames import do_job, log_frames
 
 CPU = torch.device("cpu")
 IMAGE = "sensor_msgs/msg/Image"

@@ -24,10 +24,18 @@ from torchperf_ros.settings.build_options import BuildOptions
 from torchperf_ros.settings.params_file import read_params_file
 from torchperf_ros.tools import main as cli
 from torchperf_ros.tools.tune import run as tune_run
-from torchperf_ros.tools.tune.processes import TrialProcesses
-from torchperf_ros.tools.tune.search import TuneOptions, TuneSearch, TuneState, ask_facts, state_path
+from torchperf_ros.tools.tune.search import (
+    TrialProcesses,
+    TuneOptions,
+    TuneSearch,
+    TuneState,
+    ask_facts,
+    state_path,
+    target_of_adapter,
+    target_of_file,
+    tuned_parameters,
+)
 from torchperf_ros.tools.tune.space import TuneSpace
-from torchperf_ros.tools.tune.target import target_of_adapter, target_of_file, tuned_parameters
 from torchperf_ros.tools.tune.trial import (
     MEASURING,
     Facts,

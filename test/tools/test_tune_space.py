@@ -2,8 +2,13 @@ from dataclasses import replace
 
 import pytest
 
-from torchperf_ros.settings.build_options import INT8_PRECISIONS, BuildOptions
-from torchperf_ros.settings.shape_options import MOST_SHAPES, bucket_count, bucket_width
+from torchperf_ros.settings.build_options import (
+    INT8_PRECISIONS,
+    MOST_SHAPES,
+    BuildOptions,
+    bucket_count,
+    bucket_width,
+)
 from torchperf_ros.tools.tune.space import TuneSpace, planned
 from torchperf_ros.tools.tune.trial import Facts, Limits, TrialOutcome, TuneCandidate, TuneTrial
 

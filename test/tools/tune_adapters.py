@@ -15,9 +15,8 @@ from pathlib import Path
 
 import torch
 
-from torchperf_ros.api.adapter import Adapter
+from torchperf_ros.api.adapter import Adapter, Task
 from torchperf_ros.api.errors import ConfigError
-from torchperf_ros.api.training_task import Task
 
 _WHAT = ("crash_in", "hang_in", "wrong_in", "wait_in")
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}

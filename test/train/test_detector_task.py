@@ -21,9 +21,8 @@ from torchperf_ros.models.networks import (
 )
 from torchperf_ros.models.road_scene import RoadScene, SceneObject
 from torchperf_ros.train import tier_training
-from torchperf_ros.train.detection_score import DetectionScore
 from torchperf_ros.train.detector_task import DetectorTask, loss, targets
-from torchperf_ros.train.labelled_scenes import Label, LabelledScenes, labels_of
+from torchperf_ros.train.labelled_scenes import DetectionScore, Label, LabelledScenes, labels_of
 from torchperf_ros.train.tier_training import (
     TierPlan,
     TrainingFailed,

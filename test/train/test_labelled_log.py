@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from torchperf_ros.api.adapter import HELD_OUT
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.api.messages import empty_message, encode, header
-from torchperf_ros.api.training_task import HELD_OUT
 from torchperf_ros.models.networks import CLASSES, IMAGE_HEIGHT, IMAGE_WIDTH
-from torchperf_ros.replay.output_log import OutputLog
+from torchperf_ros.replay.replay_record import OutputLog
 from torchperf_ros.train.labelled_log import LabelledLog, LoggedImages
 
 # The camera's module filters this warning itself, but pytest resets filters.

@@ -6,18 +6,24 @@ import numpy as np
 import pytest
 import torch
 
-from torchperf_ros.models.networks import CLASSES
-from torchperf_ros.models.pillars import (
+from torchperf_ros.models.networks import (
     AHEAD_M,
     BESIDE_M,
     CELL_M,
+    CLASSES,
     PILLAR_WIDTHS,
     CloudBox,
     spare,
     strongest,
 )
-from torchperf_ros.train.labelled_clouds import LEAST_POINTS, draw_cloud
-from torchperf_ros.train.lidar_task import LidarTask, average_precision, batch_of, focal
+from torchperf_ros.train.lidar_task import (
+    LEAST_POINTS,
+    LidarTask,
+    average_precision,
+    batch_of,
+    draw_cloud,
+    focal,
+)
 
 CPU = torch.device("cpu")
 TASK = LidarTask()

@@ -9,14 +9,20 @@ import torch
 
 from torchperf_ros.api.adapter import Received
 from torchperf_ros.api.messages import decode, encode
+from torchperf_ros.models.closed_loop import ODOMETRY, odometry_message
 from torchperf_ros.models.detection_messages import MARKER_ARRAY, ImageFrame, MarkerArrays
-from torchperf_ros.models.driving_messages import ODOMETRY, odometry_message
 from torchperf_ros.models.networks import HISTORY_FRAMES, NEAREST, OBJECT_FIELDS, WAYPOINTS
 from torchperf_ros.models.planner import PlannerAdapter
 from torchperf_ros.models.road_scene import HEIGHT, WIDTH
 from torchperf_ros.train import planner_task as tested
-from torchperf_ros.train.imitated_drives import Examples, ImitatedCamera, drive, examples_of, relative
-from torchperf_ros.train.planner_task import PlannerTask
+from torchperf_ros.train.planner_task import (
+    Examples,
+    ImitatedCamera,
+    PlannerTask,
+    drive,
+    examples_of,
+    relative,
+)
 from torchperf_ros.world.scenarios import draw_scenario
 from torchperf_ros.world.world import World
 

@@ -210,6 +210,9 @@ def ask_together(node, values, seq=7):
             response,
         )
     assert node.result.handled == before + len(requests)
+    # Each frame that a run took says how many ran with it, as its record does then.
+    ran = [f"{rows}x{columns}".encode() for rows, columns in Nested.runs for _ in range(rows)]
+    assert not ran or sorted(r.shapes for *_, r in found.values() if r.shapes) == sorted(ran)
     return found
 
 
@@ -230,7 +233,7 @@ def test_given_frames_of_several_streams_when_run_together_then_each_gets_its_ow
     responses = [response for *_, response in found.values()]
     assert len({response.inference_ns for response in responses}) == 1
     assert all(min(r.decode_ns, r.preprocess_ns, r.inference_ns, r.postprocess_ns) >= 0 for r in responses)
-    assert {response.shapes for response in responses} == {b"1x3"}
+    assert {response.shapes for response in responses} == {b"3x3"}
 
 
 def test_given_frames_of_which_some_fail_when_run_together_then_the_others_are_answered(node):

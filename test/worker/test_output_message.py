@@ -7,7 +7,7 @@ import torch
 
 from torchperf_ros.api.adapter import Adapter
 from torchperf_ros.api.messages import decode, empty_message, message_class
-from torchperf_ros.worker.output_message import PostprocessError, contradiction, output_message
+from torchperf_ros.worker.session import PostprocessError, contradiction, output_message
 from torchperf_ros.worker.tier import InvalidOutput
 
 IMAGE, CLOUD, GRID = "sensor_msgs/msg/Image", "sensor_msgs/msg/PointCloud2", "nav_msgs/msg/OccupancyGrid"

@@ -234,7 +234,7 @@ def test_given_the_compiler_itself_when_a_capture_fails_and_that_is_kept_then_it
     modules,
 ):
     capture = (
-        "    from torchperf_ros.engines.graph import CaptureFailed\n"
+        "    from torchperf_ros.engines.engine import CaptureFailed\n"
         "    error = CaptureFailed('it cannot be captured')\n"
         "    error.is_known = True\n    raise error\n"
     )

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchperf_ros.api.errors import ProtocolError
-from torchperf_ros.settings.build_options import BuildOptions
-from torchperf_ros.settings.shape_options import ShapeOptions
+from torchperf_ros.settings.build_options import BuildOptions, ShapeOptions
 from torchperf_ros.workers.calibration import Calibration
 from torchperf_ros.workers.control import (
     COMMANDS,

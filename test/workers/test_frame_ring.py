@@ -372,3 +372,18 @@ TestShortRoundsRingMachine.settings = settings(max_examples=25, stateful_step_co
 
 TestGrowingRingMachine = GrowingRingMachine.TestCase
 TestGrowingRingMachine.settings = TestRingMachine.settings
+
+
+def test_given_short_rounds_when_records_are_put_into_slots_then_memory_is_taken_for_what_they_hold():
+    """Slots are larger than the longest record by an eighth, which records of one size never fill."""
+    length, records = 1 << 20, 3
+    ring = FrameRing(8 << 20, 0, records)
+    ring.write(0, [InputBytes(0, 0, 0.0, bytes(length))])
+    for seq in range(1, 12):
+        ring.make_ready()
+        slot = ring.slot(1)
+        slot[:length] = bytes(length)
+        ring.write(seq, [InputBytes(0, 0, 0.0, slot[:length])])
+    touched = os.fstat(ring.fd).st_blocks * 512
+    # The first record, without a slot, has the later rounds begin theirs an eighth further on.
+    assert records * length < touched < (records + 0.25) * length + (64 << 10)

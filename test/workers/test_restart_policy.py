@@ -22,6 +22,16 @@ def test_given_deaths_too_soon_when_they_repeat_then_the_delay_doubles_and_the_f
     assert lasting == [False] * 2 + [True] * 8
 
 
+def test_given_a_worker_that_has_run_many_frames_when_it_dies_again_and_again_then_it_is_replaced_at_once():
+    clock = VirtualClock()
+    policy = RestartPolicy(clock)
+    for frames, delay_ms in ((150, 0), (600, 0), (149, 0), (149, 500), (150, 0)):
+        ready_at_ns = clock()
+        clock.advance_ms(1300)
+        assert policy.died(ready_at_ns, frames) - clock() == delay_ms * 1_000_000
+    assert not policy.gave_up
+
+
 def test_given_an_error_that_no_restart_mends_when_the_worker_dies_then_it_is_lasting_at_once():
     clock = VirtualClock()
     policy = RestartPolicy(clock)
@@ -47,15 +57,20 @@ class RestartMachine(RuleBasedStateMachine):
         self.permanent = False
         self.last_delay_ns = 0
 
-    @rule(lived_ms=st.integers(0, 10_000) | st.sampled_from([4999, 5000]), became_ready=st.booleans())
-    def die(self, lived_ms, became_ready):
+    @rule(
+        lived_ms=st.integers(0, 10_000) | st.sampled_from([4999, 5000]),
+        became_ready=st.booleans(),
+        frames=st.sampled_from([0, 1, 149, 150, 600]),
+    )
+    def die(self, lived_ms, became_ready, frames):
+        frames *= became_ready
         ready_at_ns = self.clock() if became_ready else None
         self.clock.advance_ms(lived_ms)
         # to the millisecond: one that served is replaced at once
-        proven = became_ready and lived_ms >= 5000
+        proven = frames >= 150 or (became_ready and lived_ms >= 5000)
         self.early = 0 if proven else self.early + 1
         self.deaths += 1
-        delay_ns = self.policy.died(ready_at_ns) - self.clock()
+        delay_ns = self.policy.died(ready_at_ns, frames) - self.clock()
         assert delay_ns <= 30 * NS_PER_S
         if self.permanent:
             self.early, self.permanent, self.last_delay_ns = max(self.early, 3), False, 0

@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from rich.console import Console
 from typer.testing import CliRunner
 
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.api.outcome import Outcome
-from torchperf_ros.models.driving_messages import FRAME, path_bytes
-from torchperf_ros.models.driving_rules import plan_along
+from torchperf_ros.models.closed_loop import FRAME, path_bytes, plan_along
 from torchperf_ros.replay.replay import replay
 from torchperf_ros.replay.replay_options import ReplayOptions
 from torchperf_ros.tools.main import app
@@ -89,6 +90,21 @@ def test_given_a_process_that_dies_before_a_child_runs_out_when_driven_then_only
     assert [(one.scenario.drawn, one.arm, one.load, one.faults) for one in asked] == [
         (scenario.drawn, "full", 1, "bench")
     ]
+    outputs = []
+
+    class Golden:
+        def check(self, output, _stage):
+            outputs.append(output.read_bytes())
+
+    def first_second(params, step_times, **options):
+        output = tmp_path / f"{len(outputs)}.mcap"
+        beside = {"params": tmp_path / params, "step_times": str(tmp_path / step_times)}
+        replay(tmp_path / "drive.mcap", ReplayOptions(**beside, **options, output=output, duration_s=1.0))
+        return output
+
+    for _ in range(2):  # however fast the machine is
+        test["test_plans_are_as_they_were"](first_second, Golden())
+    assert outputs[0] == outputs[1]
 
 
 def test_given_a_planner_that_goes_blind_when_the_car_ahead_brakes_then_the_guard_brakes_too(workers):
@@ -169,11 +185,13 @@ def test_given_times_of_ones_own_then_runs_take_as_long_and_a_death_lasts_as_lon
 def test_given_a_drive_with_times_when_written_then_its_test_has_a_copy_of_them(tmp_path, capsys):
     table = tmp_path / "mine.yaml"
     table.write_text("perception: {full: {inference_ms: 5}}\nplanning: {full: {inference_ms: 2}}\n")
-    one = Drive(short(seconds=1.0), "watched", times=table, restart_ms=100.0)
+    one = Drive(short(seconds=1.0), "watched", 1, "bench", times=table, restart_ms=100.0)
     assert run_drive(Console(), one, tmp_path / "out", tui=False) == 0
     text = (tmp_path / "out" / "test_ccrb_1_watched.py").read_text()
     assert ', times=Path(__file__).with_name("times.yaml"), restart_ms=100.0))' in text
     assert (tmp_path / "out" / "times.yaml").read_bytes() == table.read_bytes()
+    row = json.loads((tmp_path / "out" / "drive.json").read_text())
+    assert (row["goes_wrong"], row["times"], row["restart_ms"]) == ("bench", "times.yaml", 100.0)
     compile(text, "test", "exec")
 
 
@@ -223,7 +241,7 @@ def test_given_a_log_of_a_drive_when_replayed_then_the_stages_give_the_same_plan
     [
         ("best", 1, "none", "arm 'best' is not there; it has to be one of: zero, watched, naive"),
         ("zero", 3, "none", "load 3 is not there; it has to be one of: 1, 4"),
-        ("zero", 1, "gremlins", "faults 'gremlins' are not there; it has to be one of: none, bench"),
+        ("zero", 1, "gremlins", "faults 'gremlins' are not there; they have to be one of: none, bench"),
         (
             "zero",
             1,
@@ -233,6 +251,7 @@ def test_given_a_log_of_a_drive_when_replayed_then_the_stages_give_the_same_plan
         ("zero", 1, "stall=often", "faults 'stall=often' cannot be read; it has to be KIND=NUMBER"),
         ("zero", 1, "stall=1e9", "so many a minute, 0 to 60"),
         ("zero", 1, "stall=nan", "faults 'stall=nan' cannot be read"),
+        ("zero", 1, "stall=1,nan=2,stall=3", "faults 'stall=1,nan=2,stall=3': names stall twice"),
     ],
 )
 def test_given_a_word_that_is_not_there_when_driven_then_the_error_says_what_there_is(
@@ -240,6 +259,29 @@ def test_given_a_word_that_is_not_there_when_driven_then_the_error_says_what_the
 ):
     with pytest.raises(ConfigError, match=match):
         drive(Drive(short(), arm, load, faults))
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    seed=st.integers(-1, 2_000_000),
+    rate=st.floats(0.0, 60.0),
+    restart_ms=st.none() | st.floats(),
+)
+@example(seed=440_000, rate=60.0, restart_ms=None)
+@example(seed=1, rate=60.0, restart_ms=float("inf"))
+@example(seed=1, rate=5e-324, restart_ms=None)
+def test_given_any_numbers_when_driven_then_they_are_driven_or_the_error_says_what_would_be_right(
+    seed, rate, restart_ms
+):
+    def go():
+        one = Drive(short(seed=seed, seconds=0.3), "naive", 1, f"each={rate!r}", restart_ms=restart_ms)
+        return drive(one)
+
+    if 0 <= seed <= 440_000 and (restart_ms is None or 0.0 <= restart_ms <= 3.6e6):
+        assert go().world.now_s == pytest.approx(0.3)
+    else:
+        with pytest.raises(ConfigError, match="is not allowed; it has to be 0 to"):
+            go()
 
 
 # -- checks of the harness
@@ -294,6 +336,7 @@ def test_given_faults_by_rate_when_drawn_then_so_many_come_a_minute_and_only_of_
     assert found.count("hang") == pytest.approx(10, abs=8)
     assert set(kinds("each=4")) == {"stall", "gil", "raise", "nan", "hang", "sigkill"}
     assert kinds("each=0") == []
+    assert kinds("hang=2,each=0") == kinds("each=0,hang=2") == ["hang"] * found.count("hang")
     assert DrawnRuns(1, 1, "blind=6").blind == pytest.approx(0.1)
     assert DrawnRuns(1, 1, "each=6").blind == 0.0
 

@@ -11,16 +11,22 @@ from typer.testing import CliRunner
 
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.api.messages import decode
-from torchperf_ros.models.driving_messages import FRAME, MARKER_ARRAY, SCAN, objects_of, path_bytes
-from torchperf_ros.models.driving_rules import Centreline, plan_along
+from torchperf_ros.models.closed_loop import (
+    FRAME,
+    MARKER_ARRAY,
+    SCAN,
+    Centreline,
+    objects_of,
+    path_bytes,
+    plan_along,
+)
 from torchperf_ros.models.point_cloud import CLOUD, at_stamp, read_cloud
 from torchperf_ros.models.road_scene import HEIGHT, IMAGE_TYPE, WIDTH, RoadScene
 from torchperf_ros.replay.logs.log_reader import LogReader
 from torchperf_ros.tools.main import app
-from torchperf_ros.world.lidar import MOUNTED_M, RANGE_M, RINGS, Pose, sweep
 from torchperf_ros.world.loop import Drive, drive
 from torchperf_ros.world.scenarios import LANE_M, SCENARIOS, TRAFFIC, Scenario, describe, draw_scenario
-from torchperf_ros.world.sensors import BEAMS, Sensors, scan
+from torchperf_ros.world.sensors import BEAMS, LIDAR_RANGE_M, MOUNTED_M, RINGS, Pose, Sensors, scan, sweep
 from torchperf_ros.world.vehicles import MOST_BRAKING, NO_PLAN_BRAKING, Body, Vehicle, overlap
 from torchperf_ros.world.world import World
 
@@ -354,7 +360,7 @@ def test_given_nothing_when_swept_then_there_is_flat_ground_within_range():
     ground = xyz(found, -1)
     assert len(ground) == len(found.points) > 10_000
     assert np.abs(ground[:, 2]).max() < 1e-5
-    assert np.hypot(ground[:, 0], ground[:, 1]).max() < RANGE_M
+    assert np.hypot(ground[:, 0], ground[:, 1]).max() < LIDAR_RANGE_M
     assert set(np.unique(found.points["ring"])) < set(range(RINGS))
 
 

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from torchperf_ros.api.adapter import Adapter, without_exit
+from torchperf_ros.api.adapter import HELD_OUT, Adapter, without_exit
 from torchperf_ros.api.errors import AdapterError, one_line
-from torchperf_ros.api.training_task import HELD_OUT
 from torchperf_ros.engines.outputs import described, shapes_of, signature_of
 from torchperf_ros.engines.parity import Call, DynamicDims, Inputs, Scoring, random_inputs, says_something
 from torchperf_ros.settings.build_options import INT8_STATIC, BuildOptions

@@ -10,24 +10,31 @@ from pathlib import Path
 import torch
 
 from torchperf_ros.api.errors import one_line
-from torchperf_ros.engines.aoti import Aoti
 from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs
-from torchperf_ros.engines.engine import CapturedEager, Compile, Eager, Engine, Runner, finished
+from torchperf_ros.engines.device import time_interleaved
+from torchperf_ros.engines.engine import (
+    CapturedEager,
+    CaptureRecord,
+    Compile,
+    Eager,
+    Engine,
+    Runner,
+    finished,
+)
+from torchperf_ros.engines.file_engines import Aoti, OnnxRuntime, OpenVino, TensorRt
 from torchperf_ros.engines.fingerprint import declared_dims, identify, machine_facts
-from torchperf_ros.engines.graph import CaptureRecord
-from torchperf_ros.engines.library_engines import OnnxRuntime, OpenVino, TensorRt
 from torchperf_ros.engines.outputs import signature_of, tensors_in
 from torchperf_ros.engines.package_engine import PackageEngine
 from torchperf_ros.engines.parity import DynamicDims, Parity, random_inputs, same
-from torchperf_ros.engines.stopwatch import time_interleaved
 from torchperf_ros.settings.build_options import GRAPH, GRAPH_MODE, OF_PARTS, BuildOptions
-from torchperf_ros.workers.engine_choice import EngineChoice, choose_engine
 from torchperf_ros.workers.package_cache import find_package
 from torchperf_ros.workers.package_manifest import (
+    EngineChoice,
     Identity,
     Manifest,
     PackageError,
     check_package,
+    choose_engine,
     file_sha256,
     manifest_path,
 )

@@ -24,10 +24,9 @@ from torchperf_ros.engines.built_tier import (
     scoring_of,
     varying_dims,
 )
-from torchperf_ros.engines.device import Device, choose_device
-from torchperf_ros.engines.engine import EngineUnavailable, Runner, finished
+from torchperf_ros.engines.device import Device, choose_device, no_garbage_collection, time_interleaved
+from torchperf_ros.engines.engine import CaptureFailed, CaptureRecord, EngineUnavailable, Runner, finished
 from torchperf_ros.engines.fingerprint import changing_weights, identify, tiers_of
-from torchperf_ros.engines.graph import CaptureFailed, CaptureRecord
 from torchperf_ros.engines.outputs import signature_of
 from torchperf_ros.engines.package import (
     ENGINES,
@@ -39,7 +38,6 @@ from torchperf_ros.engines.package import (
     ways_of,
 )
 from torchperf_ros.engines.parity import check_engine
-from torchperf_ros.engines.stopwatch import no_garbage_collection, time_interleaved
 from torchperf_ros.settings.build_options import (
     AUTO,
     GRAPH,
@@ -48,9 +46,10 @@ from torchperf_ros.settings.build_options import (
     PACKAGE_SUFFIXES,
     BuildOptions,
 )
-from torchperf_ros.workers.engine_choice import EAGER, EngineChoice
 from torchperf_ros.workers.package_cache import PackageCache, open_cache
 from torchperf_ros.workers.package_manifest import (
+    EAGER,
+    EngineChoice,
     Identity,
     Manifest,
     PackageError,

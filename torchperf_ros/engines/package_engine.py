@@ -17,7 +17,6 @@ from torch.utils import _pytree as pytree
 
 from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs
 from torchperf_ros.engines.engine import Engine, EngineUnavailable, Runner, from_front
-from torchperf_ros.engines.kept_state import KeptState
 from torchperf_ros.engines.model_transforms import (
     layers_of,
     matrix_precision,
@@ -25,7 +24,7 @@ from torchperf_ros.engines.model_transforms import (
     why_not_int8,
 )
 from torchperf_ros.engines.outputs import described
-from torchperf_ros.engines.parity import DynamicDims, random_inputs
+from torchperf_ros.engines.parity import DynamicDims, KeptState, random_inputs
 from torchperf_ros.settings.build_options import (
     INT8_PRECISIONS,
     INT8_STATIC,

@@ -12,10 +12,10 @@ import torch
 
 from torchperf_ros.api.errors import BadInput, TorchperfError, one_line
 from torchperf_ros.engines.built_tier import Call, Inputs
-from torchperf_ros.engines.graph import CaptureFailed
+from torchperf_ros.engines.engine import CaptureFailed
 from torchperf_ros.engines.outputs import shapes_of
 from torchperf_ros.engines.parity import DynamicDims, Parity, ParityError, check, memory_format, random_like
-from torchperf_ros.settings.shape_options import (
+from torchperf_ros.settings.build_options import (
     Axis,
     ShapeOptions,
     Shapes,

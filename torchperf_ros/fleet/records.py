@@ -21,8 +21,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from torchperf_ros.fleet.guards import CandidateFigures
-from torchperf_ros.settings.user_folder import make_private
+from torchperf_ros.fleet.plan import CandidateFigures, RolloutPlan
+from torchperf_ros.settings.files import make_private
 
 VERSION: Final = 1
 # A block is a minute of a vehicle.
@@ -62,6 +62,7 @@ class Block:
         one. deaths, refused, safe_stops: see `CandidateFigures`; of the candidate.
         memory_mib: of the candidate's worker at the end; NaN where it is not known.
         memory_mib_per_h: its trend; NaN where it is not known.
+        stage, rollout: the plan's, by its name; "" in lines of versions that did not write them.
     """
 
     t_s: float
@@ -85,6 +86,8 @@ class Block:
     safe_stops: int = 0
     memory_mib: float = math.nan
     memory_mib_per_h: float = math.nan
+    stage: str = ""
+    rollout: str = ""
 
     @property
     def figures(self) -> CandidateFigures:
@@ -145,7 +148,9 @@ class RecordWriter:
         """Append a minute; never raises for a disk that is full or read-only."""
         self._append({"kind": "minute", **asdict(block)}, lasting=False)
 
-    def event(self, what: str, version: str, serial: int, reason: str = "") -> None:
+    def event(
+        self, what: str, version: str, serial: int, reason: str = "", stage: str = "", rollout: str = ""
+    ) -> None:
         """Append an event: `trial`, `confirmed`, `rolled_back`, `refused`; it is on the disk on return."""
         self._append(
             {
@@ -155,6 +160,8 @@ class RecordWriter:
                 "version": version,
                 "serial": serial,
                 "reason": reason,
+                "stage": stage,
+                "rollout": rollout,
             },
             lasting=True,
         )
@@ -232,9 +239,34 @@ class Brought:
         blocks = {name: column[~late] for name, column in self.blocks.items()}
         return replace(self, blocks=blocks, left_out=[*self.left_out, left_out])
 
+    def of_plan(self, plan: RolloutPlan) -> "Brought":
+        """Without what another stage, or a roll-out of another name, has had of the plan's version.
+
+        Lines that name neither, of earlier versions of this package, count as the plan's.
+        """
+        of_plan = {"stage": ("", plan.stage), "rollout": ("", plan.name)}
+        version, count = self.blocks["version"] == plan.version, len(self.blocks["version"])
+        own = np.all(
+            [np.ones(count, bool), *(np.isin(self.blocks[name], of) for name, of in of_plan.items())],
+            axis=0,
+        )
+        events = [one for one in self.events if all(one[name] in of for name, of in of_plan.items())]
+        left_out, other = [*self.left_out], version & ~own
+        if other.any():
+            named = {
+                f"{r} of stage {s}"
+                for r, s in zip(self.blocks["rollout"][other], self.blocks["stage"][other], strict=True)
+            }
+            left_out.append(
+                f"{int(other.sum())} minutes of version {plan.version} of other roll-outs: {', '.join(sorted(named))}"
+            )
+        blocks = {name: column[own] for name, column in self.blocks.items()}
+        return replace(self, blocks=blocks, events=events, left_out=left_out)
+
 
 _COLUMNS: Final = tuple(one.name for one in fields(Block))
-_NEEDED: Final = frozenset(_COLUMNS)
+_LATER: Final = {"stage": "", "rollout": ""}  # what lines of earlier versions do not have
+_NEEDED: Final = frozenset(_COLUMNS) - _LATER.keys()
 _KINDS: Final[dict[str, Any]] = {one.name: one.type for one in fields(Block)}
 _OF_EVENTS: Final = frozenset(("t_s", "what", "version", "serial", "reason"))
 
@@ -272,11 +304,10 @@ def read_records(
     # A file is of one vehicle.
     owners = [np.full(len(part.blocks["t_s"]), ids.get(next(iter(part.facts), ""), -1)) for part in parts]
     blocks["vehicle"] = np.concatenate([*owners, np.empty(0, np.int64)]).astype(np.int64)
-    order = np.lexsort((blocks["version"], blocks["t_s"], blocks["vehicle"]))
+    whose = ("vehicle", "t_s", "version", "stage")
+    order = np.lexsort([blocks[name] for name in reversed(whose)])
     blocks = {name: column[order] for name, column in blocks.items()}
-    again = np.all(
-        [blocks[name][1:] == blocks[name][:-1] for name in ("vehicle", "t_s", "version")], axis=0
-    )
+    again = np.all([blocks[name][1:] == blocks[name][:-1] for name in whose], axis=0)
     blocks = {name: column[np.append([True], ~again)[: len(column)]] for name, column in blocks.items()}
     events = {json.dumps(event, sort_keys=True): event for part in parts for event in part.events}
     return Brought(
@@ -302,8 +333,9 @@ def _read_file(path: Path) -> Brought:
             if kind == "vehicle":
                 own, vehicle = found, str(found["vehicle"])
             elif kind == "event" and found.keys() >= _OF_EVENTS:
-                events.append({**found, "t_s": float(found["t_s"])})
+                events.append({**_LATER, **found, "t_s": float(found["t_s"])})
             elif kind == "minute" and found.keys() >= _NEEDED:
+                found = {**_LATER, **found}
                 rows.append([_value(name, found[name]) for name in _COLUMNS])
             else:
                 bad += 1

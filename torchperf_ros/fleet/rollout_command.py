@@ -35,6 +35,7 @@ from torchperf_ros.tools.shell import (
     pairs,
     progress_bars,
     say,
+    write_output,
 )
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ def new(
         "candidate": {key: parse_value(key, text) for key, text in given.items()},
     }
     plan = new_plan(values, utc_now())
-    output.write_text(plan_text(plan), encoding="utf-8")
+    write_output(output, plan_text(plan))
     typer.echo(f"wrote {output}; edit it, then: torchperf rollout sign {output}")
 
 
@@ -174,14 +175,14 @@ def sign(
     need(*_LIBRARIES)
     for file in gate or ():
         _check_gate(file)
-    from torchperf_ros.fleet import guards, signature
-    from torchperf_ros.fleet.plan import read_plan_file
+    from torchperf_ros.fleet import signature
+    from torchperf_ros.fleet.plan import PlanError, read_plan_file
 
     target = output or plan.with_suffix(".json")
     check_outputs({"--output": target}, (plan, key))
     found, private = read_plan_file(plan), signature.read_private_key(key)
     _check_usable(found, plan)
-    with suppress(OSError, guards.PlanError):  # nothing is there, or no plan of this key
+    with suppress(OSError, PlanError):  # nothing is there, or no plan of this key
         there = signature.read_signed(target.read_bytes(), private.public_key(), f"plan {target}")
         if there.stage == found.stage and there.serial > found.serial:
             older = f"its serial {found.serial} is older than {there.serial} of {target}"
@@ -189,7 +190,7 @@ def sign(
                 f"plan {plan}: {older}, and vehicles refuse a replay; write a greater serial into {plan},"
                 " or name another file with -o"
             )
-    _replace(target, signature.sign(found, private))
+    write_output(target, signature.sign(found, private))
     typer.echo(
         f"wrote {target}: {found.version} for {found.stage}, serial {found.serial}, until"
         f" {found.expires:%Y-%m-%d}"
@@ -261,16 +262,16 @@ def check(
     Exit status: 0 if the plan can be followed, with any role of the vehicle, 2 if not.
     """
     need(*_LIBRARIES)
-    from torchperf_ros.fleet import signature, targeting, vehicle_state
-    from torchperf_ros.fleet.plan import utc_now
+    from torchperf_ros.fleet import signature, vehicle
+    from torchperf_ros.fleet.plan import facts_of, utc_now
     from torchperf_ros.fleet.vehicle import SignedFiles, placement_of
 
-    facts = targeting.facts_of({"vehicle": "", **pairs("--fact", fact, "=", "NAME=VALUE")})
+    facts = facts_of({"vehicle": "", **pairs("--fact", fact, "=", "NAME=VALUE")})
     found = _read(plan, key)
     signature.check_time(found, utc_now(), f"plan {plan}")
     # Permissions of the files here say nothing about those on the vehicle.
     files = SignedFiles(plan.parent, lambda _path: "")
-    place = placement_of(found, facts, vehicle_state.VehicleState(), files.changed)
+    place = placement_of(found, facts, vehicle.VehicleState(), files.changed)
     typer.echo(f"{place.role.value}: {place.why}")
 
 
@@ -301,9 +302,9 @@ def status(
     standing, move, brought = _standing(found, folders)
     _show(found, standing, move, brought.left_out)
     if ".html" in files:
-        from torchperf_ros.fleet.status_page import status_page
+        from torchperf_ros.fleet.status import status_page
 
-        files[".html"].write_text(status_page(found, standing, move, brought.left_out), encoding="utf-8")
+        write_output(files[".html"], status_page(found, standing, move, brought.left_out))
     if ".json" in files:
         figures = {
             "plan": found.to_mapping(),
@@ -312,7 +313,7 @@ def status(
             "move": move.kind.value,
             "reasons": list(move.reasons),
         }
-        files[".json"].write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+        write_output(files[".json"], json.dumps(figures, indent=1) + "\n")
     raise typer.Exit(1 if move.kind.value == "rollback" else 0)
 
 
@@ -467,14 +468,14 @@ def _standing(plan: "RolloutPlan", folders: list[Path]) -> "tuple[RolloutStandin
     with progress_bars() as bars:
         brought = read_records(record_files(folders), follow(bars, "reading records"))
     now = utc_now()
-    brought = brought.until(now.timestamp())
+    brought = brought.until(now.timestamp()).of_plan(plan)
     standing = standing_of(plan, brought, now)
     return standing, next_move(plan, standing), brought
 
 
 # texts
 def _show(plan: "RolloutPlan", standing: "RolloutStanding", move: "Move", left_out: Any) -> None:  # noqa: ANN401
-    from torchperf_ros.fleet.status_page import headline, tables
+    from torchperf_ros.fleet.status import headline, tables
 
     shown = console(_PLAIN_WIDTH)
     say(shown, headline(plan), "bold")
@@ -502,7 +503,7 @@ def _next(
     """Sign what comes next, and write it, or say what would be written."""
     from torchperf_ros.fleet import signature
     from torchperf_ros.fleet.plan import plan_of, utc_now
-    from torchperf_ros.fleet.status_page import headline
+    from torchperf_ros.fleet.status import headline
 
     if path.suffix in _YAML:
         fail(f"{path}: is not signed; `torchperf rollout sign {path}` comes first")
@@ -510,19 +511,9 @@ def _next(
     plan_of(following.to_mapping(), "the next plan")
     typer.echo(f"{'wrote' if write else 'would write'} {path}: {headline(following)}")
     if write:
-        _replace(path, signature.sign(following, signature.read_private_key(key)))
+        write_output(path, signature.sign(following, signature.read_private_key(key)))
     else:
         typer.echo("nothing was written; --write does it")
-
-
-def _replace(path: Path, text: str) -> None:
-    """All of the file or nothing: a vehicle may read it at any moment."""
-    part = path.with_name(f".{path.name}.part")
-    try:
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 @rollout.command(cls=Command, rich_help_panel="One node")
@@ -562,7 +553,7 @@ def candidate(
     need("rclpy")
     from torchperf_ros.node.services import ServiceFailed, set_parameters
     from torchperf_ros.observe.telemetry.node_state import NodeState
-    from torchperf_ros.observe.top.top import NodeListener
+    from torchperf_ros.observe.top import NodeListener
 
     own, wanted = _ACTIONS[action]
     values = own if file is None else {**own, "candidate": str(file.resolve())}

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from torchperf_ros.api.alert import Alert
 from torchperf_ros.api.errors import ConfigError
-from torchperf_ros.fleet.candidate import read_candidate
+from torchperf_ros.fleet.plan import read_candidate
 from torchperf_ros.fleet.shadow import Shadow, promote
 from torchperf_ros.fleet.sources import ParameterSource, PlanSource, Source, Wish, facts_of_vehicle
 from torchperf_ros.fleet.trial import Trial

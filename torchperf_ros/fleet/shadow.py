@@ -18,7 +18,7 @@ from typing import Any, Final
 from torchperf_ros.api.clock import NS_PER_MS
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.api.outcome import IN_TIME, GuardVerdict, Outcome
-from torchperf_ros.fleet.pair_figures import Pair, PairFigures
+from torchperf_ros.fleet.comparer import Pair, PairFigures
 from torchperf_ros.settings.config import StageConfig
 from torchperf_ros.stage.alert_rules import change_alert
 from torchperf_ros.stage.crew import Crew

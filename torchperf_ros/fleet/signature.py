@@ -19,9 +19,8 @@ from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from torchperf_ros.api.errors import ConfigError
-from torchperf_ros.fleet.guards import PlanError
-from torchperf_ros.fleet.plan import CLOCK_TOLERANCE_S, RolloutPlan, plan_of
-from torchperf_ros.settings.bounded_file import SMALL_BYTES, read_bounded
+from torchperf_ros.fleet.plan import CLOCK_TOLERANCE_S, PlanError, RolloutPlan, plan_of
+from torchperf_ros.settings.files import SMALL_BYTES, read_bounded
 
 SIGNED: Final = b"torchperf_ros roll-out plan v1\n"
 VERSION: Final = 1

@@ -19,12 +19,30 @@ from typing import Final
 import numpy as np
 
 from torchperf_ros.api.errors import ConfigError
-from torchperf_ros.fleet.guards import CandidateFigures, broken_guard
-from torchperf_ros.fleet.plan import DONE, ROLLED_BACK, RolloutPlan, RolloutStep
+from torchperf_ros.fleet.plan import (
+    DONE,
+    ROLLED_BACK,
+    CandidateFigures,
+    RolloutPlan,
+    RolloutStep,
+    broken_guard,
+    bucket_percent,
+    facts_of,
+    is_for,
+)
 from torchperf_ros.fleet.records import BLOCK_S, SERVING, SHADOW, paired_figures
-from torchperf_ros.fleet.sequence import STRETCH_BLOCKS, Units, Values, units_of
-from torchperf_ros.fleet.status import MoveKind, RolloutStanding, StepStanding, judge, next_move, rate_of
-from torchperf_ros.fleet.targeting import bucket_percent, facts_of, is_for
+from torchperf_ros.fleet.status import (
+    STRETCH_BLOCKS,
+    MoveKind,
+    RolloutStanding,
+    StepStanding,
+    Units,
+    Values,
+    judge,
+    next_move,
+    rate_of,
+    units_of,
+)
 from torchperf_ros.fleet.vehicle import Role, role_of
 
 # What can be tried.

@@ -12,17 +12,22 @@ from typing import TYPE_CHECKING, Any, Final
 import psutil
 
 from torchperf_ros.api.errors import ConfigError, TorchperfError
-from torchperf_ros.fleet.candidate import Candidate, candidate_of, read_candidate
-from torchperf_ros.fleet.guards import CandidateFigures, Guards
-from torchperf_ros.fleet.pair_figures import PairBlock
-from torchperf_ros.fleet.targeting import TargetingError, facts_of
+from torchperf_ros.fleet.comparer import PairBlock
+from torchperf_ros.fleet.plan import (
+    Candidate,
+    CandidateFigures,
+    Guards,
+    TargetingError,
+    candidate_of,
+    facts_of,
+    read_candidate,
+)
 from torchperf_ros.settings.build_options import version_of
-from torchperf_ros.settings.config import BASE, StageConfig
-from torchperf_ros.settings.rollout_options import RolloutOptions
-from torchperf_ros.settings.user_folder import node_folder, user_folder
+from torchperf_ros.settings.config import BASE, RolloutOptions, StageConfig
+from torchperf_ros.settings.files import node_folder, user_folder
 
 if TYPE_CHECKING:
-    from torchperf_ros.fleet.vehicle_state import Version
+    from torchperf_ros.fleet.vehicle import Version
 
 # Gives a stage's own parameters as they are now, by name without the stage's.
 Values = Callable[[], Mapping[str, Any]]
@@ -141,8 +146,7 @@ class PlanSource(Source):
         folder = user_folder("XDG_STATE_HOME", ".local/state") / "rollout"
         self._drive = _drive_id()
         try:
-            from torchperf_ros.fleet.vehicle import VehicleRollout
-            from torchperf_ros.fleet.vehicle_state import RolloutStateError
+            from torchperf_ros.fleet.vehicle import RolloutStateError, VehicleRollout
         except ImportError as error:
             raise ConfigError(
                 f"parameter {stage.name}.rollout_plan: {error}; `pip install 'torchperf_ros[rollout]'`"
@@ -239,6 +243,8 @@ class PlanSource(Source):
                 safe_stops=figures.safe_stops,
                 memory_mib=memory_mib,
                 memory_mib_per_h=figures.memory_mib_per_h,
+                stage=plan.stage,
+                rollout=plan.name,
             )
         )
 

@@ -1,6 +1,24 @@
-"""How a roll-out stands, out of what vehicles brought home, and what has to be done.
+"""How a roll-out stands, out of what vehicles brought home, and what has to be done next.
 
-The next step, a hold, or back.
+That is the next step, a hold, or back. And it is shown to people: the table in a terminal, the page, and the
+picture of a simulated one.
+
+Whether the candidate is better or worse, intervals say that hold at all times at once: one may look as often
+as one likes.
+
+A minute of a vehicle is a block, and blocks of one drive are alike. So the unit is a stretch of up to half
+an hour of one drive, counted once it is over; and where vehicles differ more from each other than their
+stretches do, the variance is that between vehicles. A unit's value is a logarithm of a ratio (times), or a
+difference (misses): both are as likely positive as negative where the versions are the same.
+
+The interval is the asymptotic confidence sequence of Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas,
+"Time-uniform central limit theory and asymptotic confidence sequences" (Annals of Statistics 52, 2024,
+theorem 2.2), which is Robbins' normal mixture (Howard, Ramdas, McAuliffe, Sekhon, Annals of Statistics 49,
+2021, eq. 14) with the variance estimated:
+
+    mean +- s / n * sqrt((n + h) * log((n + h) / (h * alpha^2)))
+
+`h` is where it is narrowest; alpha is shared by the metrics and groups that are looked at (Bonferroni).
 """
 
 import datetime
@@ -8,24 +26,225 @@ import enum
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from torchperf_ros.fleet.plan import DONE, ROLLED_BACK, RolloutPlan
+from torchperf_ros import __version__
+from torchperf_ros.api.text import console_table
+from torchperf_ros.fleet.plan import DONE, ROLLED_BACK, Margins, RolloutPlan
 from torchperf_ros.fleet.records import SERVING, Brought
-from torchperf_ros.fleet.sequence import (
-    ALPHA,
-    DISAGREEMENT,
-    LEAST_VEHICLES,
-    METRICS,
-    CandidateVerdict,
-    ConfidenceInterval,
-    Units,
-    margin_of,
-    units_of,
-)
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+    from rich.table import Table
+
+
+Values = NDArray[Any]
+
+# The chance of a false decision in a whole roll-out, however often it is looked at.
+ALPHA: Final = 0.05
+# A unit is half an hour of driving at most.
+#
+# Longer ones would take longer to be counted, see `bench rollout`.
+STRETCH_BLOCKS: Final = 30
+# A shorter stretch than this is left out: it would count as much as one of half an hour.
+LEAST_BLOCKS: Final = 5
+LEAST_UNITS: Final = 60
+# The interval is asymptotic: before so many units, of so many vehicles, there is none.
+LEAST_VEHICLES: Final = 10
+_OVER_S: Final = 600.0
+# Units: a step's worth. It is some 10 % wider than need be at a quarter and at four times of that.
+_NARROWEST_AT: Final = 400.0
+# Events that may have been missed by chance where none was seen.
+#
+# The rule of three (Hanley, Lippman-Hand, 1983).
+_UNSEEN: Final = 3.0
+
+LATENCY, P99, MISSES, DISAGREEMENT = "latency", "p99", "misses", "disagreement"
+# What is compared by differences; the disagreement of outputs is one figure with a limit.
+METRICS: Final = (LATENCY, P99, MISSES)
+
+
+class CandidateVerdict(enum.Enum):
+    BETTER = "better"
+    WORSE = "worse"
+    EQUIVALENT = "equivalent"
+    NOT_ENOUGH = "not enough data"
+
+
+@dataclass(frozen=True)
+class ConfidenceInterval:
+    """A mean with its confidence sequence; NaN and infinite where there are too few units.
+
+    Attributes:
+        mean, low, high: of the units' values.
+        units, vehicles: how many there are.
+    """
+
+    mean: float = math.nan
+    low: float = -math.inf
+    high: float = math.inf
+    units: int = 0
+    vehicles: int = 0
+    alpha: float = ALPHA
+
+    def units_for(self, half: float) -> float:
+        """About how many units there have to be until it is as narrow as `half` on each side of its mean.
+
+        As many or more: where vehicles differ for good, only more vehicles make it narrower.
+        """
+        if math.isnan(self.mean):
+            return float(LEAST_UNITS)
+        if half <= 0:
+            return math.inf
+        one = (self.high - self.low) / 2.0 / _width(self.units, self.alpha)  # the deviation of one unit
+        count = float(self.units)
+        while one * _width(count, self.alpha) > half:
+            count *= 1.1
+        return count
+
+    def verdict(self, margin: float) -> CandidateVerdict:
+        """More is worse.
+
+        The interval excludes 0 and the mean is beyond the margin, or all of it is within.
+        """
+        if self.low > 0 and self.mean >= margin:
+            return CandidateVerdict.WORSE
+        if self.high < 0 and self.mean <= -margin:
+            return CandidateVerdict.BETTER
+        return (
+            CandidateVerdict.EQUIVALENT
+            if -margin < self.low and self.high < margin
+            else CandidateVerdict.NOT_ENOUGH
+        )
+
+    def limited(self, limit: float) -> CandidateVerdict:
+        """Of a share: worse where it is over the limit, equivalent where it is below."""
+        return (
+            CandidateVerdict.WORSE
+            if self.low > limit
+            else CandidateVerdict.EQUIVALENT
+            if self.high < limit
+            else CandidateVerdict.NOT_ENOUGH
+        )
+
+
+@dataclass(frozen=True)
+class Units:
+    """Stretches that are over.
+
+    Attributes:
+        vehicle: index of each one's vehicle, shape (n,).
+        end_s: when each was over, UTC in s.
+        frames: of each, shape (n,).
+        values: by metric, each of shape (n,); NaN where it is not known. Logarithms of ratios of candidate
+            to base (`latency`, `p99`), difference of shares (`misses`), share (`disagreement`).
+    """
+
+    vehicle: Values
+    end_s: Values
+    frames: Values
+    values: Mapping[str, Values]
+
+    def chosen(self, mask: Values) -> "Units":
+        return Units(
+            self.vehicle[mask],
+            self.end_s[mask],
+            self.frames[mask],
+            {name: one[mask] for name, one in self.values.items()},
+        )
+
+    def interval(self, metric: str, alpha: float = ALPHA) -> ConfidenceInterval:
+        known = np.isfinite(self.values[metric])
+        least = (
+            1.0 / float(self.frames[known].mean()) if known.any() and metric not in {LATENCY, P99} else 0.0
+        )
+        return interval(self.values[metric][known], self.vehicle[known], alpha, least)
+
+
+def interval(values: Values, vehicles: Values, alpha: float, least: float = 0.0) -> ConfidenceInterval:
+    """The confidence sequence of a mean at this moment.
+
+    Args:
+        values: of the units so far, shape (n,).
+        vehicles: whose each is, indices from 0 on.
+        alpha: the chance that it ever leaves out the truth.
+        least: what one rare event adds to a unit's value; the variance is never less than that of three
+            such events.
+    """
+    count = len(values)
+    per_vehicle = np.bincount(vehicles)
+    driven = per_vehicle[per_vehicle > 0]
+    if count < LEAST_UNITS or len(driven) < LEAST_VEHICLES:
+        return ConfidenceInterval(units=count, vehicles=len(driven), alpha=alpha)
+    mean = float(values.mean())
+    between = np.bincount(vehicles, values - mean)[per_vehicle > 0]
+    # Of sums over all units: from the units, and from vehicles, whose units may have something in common.
+    of_units = float(((values - mean) ** 2).sum()) * count / (count - 1)
+    of_vehicles = float((between**2).sum()) * len(driven) / (len(driven) - 1)
+    # Few vehicles: as much wider as Student's t is than the normal distribution.
+    wider = (len(driven) - 1) / (len(driven) - 3)
+    deviation = math.sqrt(wider * max(of_units, of_vehicles, _UNSEEN * least**2) / count)
+    half = deviation * _width(count, alpha)
+    return ConfidenceInterval(mean, mean - half, mean + half, count, len(driven), alpha)
+
+
+def _width(count: float, alpha: float) -> float:
+    """Half of the interval of so many units whose deviation is 1.
+
+    Units over `h` at which it is narrowest: Waudby-Smith et al., below theorem 2.2.
+    """
+    base = -2.0 * math.log(alpha)
+    flat = _NARROWEST_AT / (base + math.log(base + 1.0))
+    return math.sqrt((count + flat) * math.log((count + flat) / (flat * alpha**2))) / count
+
+
+def units_of(blocks: Mapping[str, Values], now_s: float = math.inf) -> Units:
+    """Stretches out of minutes, the columns of `records.Brought.blocks`, ordered by vehicle and time.
+
+    A stretch is over when it has `STRETCH_BLOCKS`, when its vehicle began another one, or when nothing was
+    added for `_OVER_S`. Only then it counts, and once: a value that changes after it was looked at would be
+    looked at twice.
+    """
+    count = len(blocks["vehicle"])
+    if not count:
+        empty = np.empty(0)
+        return Units(np.empty(0, np.int64), empty, empty, dict.fromkeys((*METRICS, DISAGREEMENT), empty))
+    parts = [blocks[name] for name in ("vehicle", "drive", "version", "role")]
+    new = np.concatenate([[True], np.any([one[1:] != one[:-1] for one in parts], axis=0)])
+    first = np.maximum.accumulate(np.where(new, np.arange(count), 0))
+    new |= (np.arange(count) - first) % STRETCH_BLOCKS == 0
+    starts = np.flatnonzero(new)
+
+    def total(name: str) -> Values:
+        return np.add.reduceat(blocks[name].astype(float), starts)
+
+    sizes = np.diff(np.append(starts, count))
+    frames, compared = total("frames"), total("compared")
+    with np.errstate(divide="ignore", invalid="ignore"):
+        values = {
+            LATENCY: np.log(total("candidate_sum_ms") / total("base_sum_ms")),
+            P99: np.log(total("candidate_p99_ms") / total("base_p99_ms")),
+            MISSES: (total("candidate_misses") - total("base_misses")) / frames,
+            DISAGREEMENT: (compared - total("agreed")) / compared,
+        }
+    vehicle, end_s = blocks["vehicle"][starts], blocks["t_s"][starts + sizes - 1]
+    over = (
+        np.append(vehicle[1:] == vehicle[:-1], [False])
+        | (sizes == STRETCH_BLOCKS)
+        | (end_s < now_s - _OVER_S)
+    )
+    return Units(vehicle, end_s, frames, values).chosen(over & (sizes >= LEAST_BLOCKS) & (frames > 0))
+
+
+def margin_of(metric: str, margins: Margins) -> float:
+    """The smallest difference of a metric that matters, in its unit."""
+    if metric == MISSES:
+        return margins.miss_points / 100.0
+    return math.log1p((margins.latency_percent if metric == LATENCY else margins.p99_percent) / 100.0)
+
 
 # Of the vehicles that had the candidate.
 #
@@ -314,3 +533,127 @@ def _finite(figures: ConfidenceInterval | StepStanding) -> dict[str, float | Non
 
 def _on(finding: MetricVerdict) -> str:
     return f" on {finding.group}" if finding.group else ""
+
+
+_HEADS: Final = (
+    "step",
+    "share %",
+    "candidate",
+    "vehicles",
+    "h as a shadow",
+    "h serving",
+    "plans refused",
+    "deaths",
+    "score",
+)
+_CLASS: Final = {CandidateVerdict.WORSE: "bad", CandidateVerdict.BETTER: "good"}
+_STYLE: Final = {
+    CandidateVerdict.WORSE: "bold red",
+    CandidateVerdict.BETTER: "green",
+    CandidateVerdict.NOT_ENOUGH: "yellow",
+}
+_FINDING_HEADS: Final = ("metric", "vehicles", "difference, candidate less base", "units", "verdict")
+_MOST_REASONS: Final = 50
+_MARGIN_COLOUR: Final = "#D55E00"
+
+
+def step_rows(plan: RolloutPlan, standing: RolloutStanding) -> list[list[str]]:
+    return [
+        [
+            f"{'> ' if number == plan.step else ''}{number}",
+            f"{step.share:g}",
+            "shadow" if step.shadow else "serves",
+            f"{found.vehicles:,}",
+            f"{found.shadow_h:,.1f}",
+            f"{found.serving_h:,.1f}",
+            f"{found.refused:,}",
+            f"{found.deaths:,}",
+            f"{found.score:.3f}" if math.isfinite(found.score) else "-",
+        ]
+        for number, (step, found) in enumerate(zip(plan.steps, standing.steps, strict=True))
+    ]
+
+
+def finding_rows(standing: RolloutStanding) -> list[list[str]]:
+    return [
+        [one.metric, one.group or "all", one.text, f"{one.interval.units:,}", one.verdict.value]
+        for one in standing.findings
+    ]
+
+
+def tables(plan: RolloutPlan, standing: RolloutStanding) -> "list[Table]":
+    reached = ["bold" if number == plan.step else "" for number in range(len(plan.steps))]
+    styles = [_STYLE.get(one.verdict, "") for one in standing.findings]
+    return [
+        console_table(_HEADS, step_rows(plan, standing), reached),
+        console_table(_FINDING_HEADS, finding_rows(standing), styles),
+    ]
+
+
+def headline(plan: RolloutPlan) -> str:
+    state, last = plan.state.replace("_", " "), len(plan.steps) - 1
+    return (
+        f"{plan.name}: {plan.stage} {plan.version}, serial {plan.serial}, {state} at step {plan.step} of"
+        f" {last}"
+    )
+
+
+def status_page(plan: RolloutPlan, standing: RolloutStanding, move: Move, left_out: Sequence[str]) -> str:
+    from torchperf_ros.observe.runs.report import Cell, Page, table
+
+    page = Page()
+    look = {"advance": "good", "hold": "fair", "rollback": "bad"}[move.kind.value]
+    lines = [(look, f"{move.kind.value}: {reason}") for reason in move.reasons]
+    page.top.append({"kind": "verdict", "lines": lines})
+    page.section(
+        "Steps",
+        [
+            table(_HEADS, step_rows(plan, standing), css="soft"),
+            (
+                {"kind": "note", "title": "What could not be read", "items": list(left_out)}
+                if left_out
+                else None
+            ),
+        ],
+    )
+    rows: list[list[Cell]] = [list(row) for row in finding_rows(standing)]
+    for row, one in zip(rows, standing.findings, strict=True):
+        row[-1] = {"text": row[-1], "tag": _CLASS[one.verdict]} if one.verdict in _CLASS else row[-1]
+    page.section(
+        "Verdicts",
+        [table(_FINDING_HEADS, rows), page.plots(("Differences and margins", _forest(standing)))],
+        subtitle="Intervals hold however often they are looked at.",
+    )
+    for found, what in ((standing.rolled_back, "rolled it back"), (standing.refused, "refused the plan")):
+        if found:
+            rows = [list(one) for one in list(found.items())[:_MOST_REASONS]]
+            page.section(f"{len(found)} vehicles {what}", [table(("vehicle", "why"), rows)])
+    vehicles = f"{standing.vehicles:,} vehicles had it; the step has lasted {standing.since_step_h:,.1f} h."
+    return page.render(headline(plan), vehicles, f"torchperf rollout status {__version__}")
+
+
+def _forest(standing: RolloutStanding) -> "go.Figure | str":
+    """Each difference with its interval and margin, in margins: 1 is where it matters."""
+    import plotly.graph_objects as go
+
+    shown = [one for one in standing.findings if math.isfinite(one.interval.low) and one.margin]
+    if not shown:
+        return "not enough data for an interval yet"
+    figure = go.Figure()
+    figure.add_scatter(
+        x=[one.interval.mean / one.margin for one in shown],
+        mode="markers",
+        showlegend=False,
+        y=[f"{one.metric} {one.group}".strip() for one in shown],
+        error_x={
+            "type": "data",
+            "array": [(one.interval.high - one.interval.mean) / one.margin for one in shown],
+        },
+        text=[one.text for one in shown],
+        hovertemplate="%{y}: %{text}",
+    )
+    for edge in (-1, 1):
+        figure.add_vline(x=edge, line={"color": _MARGIN_COLOUR, "dash": "dot", "width": 1})
+    figure.update_xaxes(title_text="in margins; dotted: where it begins to matter")
+    figure.update_layout(height=120 + 34 * len(shown))
+    return figure

@@ -11,10 +11,10 @@ from torchperf_ros.api.clock import monotonic_ns
 from torchperf_ros.api.errors import TorchperfError
 from torchperf_ros.api.outcome import Health
 from torchperf_ros.fleet.comparer import OutputComparer
-from torchperf_ros.fleet.guards import CandidateFigures, Guards, broken_guard, why_not_to_serve
+from torchperf_ros.fleet.plan import CandidateFigures, Guards, broken_guard, why_not_to_serve
 from torchperf_ros.fleet.shadow import Shadow, counts
 from torchperf_ros.fleet.sources import Source, Wish
-from torchperf_ros.observe.watch.memory_watch import MemoryTrend
+from torchperf_ros.observe.telemetry.memory import MemoryTrend
 from torchperf_ros.stage.stage import Stage
 from torchperf_ros.workers.worker_pool import WorkerPool
 

@@ -1,45 +1,206 @@
 """What one vehicle does about a plan, by itself and offline.
 
-Whether it is meant, what runs, and the way back.
-
-The order of writing keeps it safe: a version is written down as `trial` before it serves and as good after
-its probation, and what runs after a start is the last good one. A loss of power at any moment leaves one of
-the two states.
+That is whether it is meant, what runs, and the way back. What it remembers is in one file that is whole
+whenever the power may go. The order of writing keeps it safe: a version is written down as `trial` before
+it serves and as good after its probation, and what runs after a start is the last good one. A loss of power
+at any moment leaves one of the two states.
 """
 
+import contextlib
 import datetime
 import enum
+import fcntl
+import hashlib
+import json
 import os
+import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from torchperf_ros.api.errors import ConfigError
-from torchperf_ros.fleet.guards import WINDOW_S, CandidateFigures, Guards, PlanError, broken_guard
-from torchperf_ros.fleet.plan import DONE, HELD, ROLLED_BACK, RolloutPlan, utc_now
-from torchperf_ros.fleet.records import BLOCK_S, SERVING, Block, RecordWriter
-from torchperf_ros.fleet.signature import check_time, read_public_key, read_signed
-from torchperf_ros.fleet.targeting import (
+from torchperf_ros.api.errors import ConfigError, TorchperfError
+from torchperf_ros.fleet.plan import (
+    DONE,
+    HELD,
+    ROLLED_BACK,
     UNITS,
+    WINDOW_S,
+    CandidateFigures,
+    Guards,
+    PlanError,
+    RolloutPlan,
+    broken_guard,
     bucket_percent,
     check_installed,
     facts_of,
     is_for,
     unit_of,
+    utc_now,
 )
-from torchperf_ros.fleet.vehicle_state import (
-    FolderLock,
-    RolloutStateError,
-    VehicleState,
-    Version,
-    load_state,
-    lock_folder,
-    save_state,
+from torchperf_ros.fleet.records import BLOCK_S, SERVING, Block, RecordWriter
+from torchperf_ros.fleet.signature import check_time, read_public_key, read_signed
+from torchperf_ros.settings.config import BASE
+from torchperf_ros.settings.files import (
+    exposed_at,
+    make_private,
+    open_regular,
+    read_bounded,
+    replace_file,
+    sha256_of,
 )
-from torchperf_ros.settings.bounded_file import open_regular, read_bounded, sha256_of
-from torchperf_ros.settings.user_folder import exposed_at
+
+STATE_FILE: Final = "state.json"
+_VERSION: Final = 1
+# Of the file: a plan of 1 MiB at most, and what is left of earlier ones.
+_MOST_BYTES: Final = 16 << 20
+
+
+class RolloutStateError(TorchperfError):
+    """The vehicle cannot remember what it is about to do, so it must not do it.
+
+    The message says why and what to do.
+    """
+
+
+@dataclass(frozen=True)
+class Version:
+    """What a stage runs.
+
+    A name, the parameters that differ from the vehicle's own, sums of its files by path.
+    """
+
+    name: str = BASE
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class VehicleState:
+    """What lasts over a loss of power.
+
+    Attributes:
+        serial: of the last plan that was accepted; older ones are replays.
+        plan: that plan as it was signed, "" for none, so that a file that is lost or damaged later changes
+            nothing.
+        good: versions that served their probation, the last one in service; without any, the base is.
+        trial: the version that serves and is not good yet, "" for none.
+        cut_off: how often that trial was ended by a loss of power or a kill.
+        counted: whether the last such end is among them, and the version has not run since. A start that
+            comes to nothing, as a camera is not there yet, is no end of a trial.
+        shadow_s, serving_s: how long each version ran here beside another one, and in service.
+        barred: versions that were rolled back here, with the reason.
+        lost: when an earlier state was found damaged: what was barred then is not known. The first version
+            that a plan brings after it is barred, in doubt.
+    """
+
+    serial: int = 0
+    plan: str = ""
+    good: list[Version] = field(default_factory=list)
+    trial: str = ""
+    cut_off: int = 0
+    counted: bool = False
+    shadow_s: dict[str, float] = field(default_factory=dict)
+    serving_s: dict[str, float] = field(default_factory=dict)
+    barred: dict[str, str] = field(default_factory=dict)
+    lost: str = ""
+
+    @property
+    def last_good(self) -> Version:
+        return self.good[-1] if self.good else Version()
+
+
+def load_state(folder: Path) -> tuple[VehicleState, str]:
+    """What the folder holds, and what is wrong with it; "" for nothing.
+
+    A file that is damaged or cannot be read is kept beside, under a name with the time, and the vehicle
+    comes up with its base.
+    """
+    path = folder / STATE_FILE
+    try:
+        whole = json.loads(read_bounded(path, _MOST_BYTES))
+        content = whole["state"]
+        if whole["v"] != _VERSION or whole["sha256"] != _sum(content):
+            raise ValueError("another version, or changed since it was written")
+        content["good"] = [Version(**one) for one in content["good"]]
+        state = VehicleState(**content)
+    except FileNotFoundError:
+        return VehicleState(), ""
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        beside = path.with_name(f"state.damaged-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.json")
+        wrong = (
+            f"cannot be read: {error.strerror}" if isinstance(error, OSError) else f"is damaged ({error})"
+        )
+        why = f"state {path}: {wrong}; the vehicle runs its base, and the file is kept as {beside.name}"
+        with contextlib.suppress(OSError):
+            path.replace(beside)
+        return VehicleState(lost=why), why
+    return state, ""
+
+
+class FolderLock:
+    """A folder whose state one node reads and replaces.
+
+    No other node may meanwhile. The lock holds until the object goes.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Make the folder where it is missing, and take it.
+
+        Raises:
+            RolloutStateError: another one has it.
+            OSError: it cannot be made, as the disk is full or read-only.
+        """
+        make_private(folder)
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self.release = weakref.finalize(self, os.close, handle)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self.release()
+            raise RolloutStateError(
+                f"state {folder}: another node uses it, and each would forget what the other one has"
+                " written; give each node a name or namespace of its own, or another XDG_STATE_HOME"
+            ) from error
+
+
+_LOCKS: Final = weakref.WeakValueDictionary[tuple[str, str], FolderLock]()
+
+
+def lock_folder(folder: Path, plan: Path) -> FolderLock:
+    """The lock of the folder for whoever follows this plan.
+
+    A process that has it for this plan already gets the same one: it is the same node, which is configured
+    again.
+
+    Raises:
+        RolloutStateError, OSError: see `FolderLock`.
+    """
+    key = os.path.realpath(folder), os.path.realpath(plan)
+    if (lock := _LOCKS.get(key)) is None:
+        lock = _LOCKS[key] = FolderLock(folder)
+    return lock
+
+
+def save_state(folder: Path, state: VehicleState) -> None:
+    """Replace the file.
+
+    All of the new state is on the disk on return, and until then all of the old one is.
+
+    Raises:
+        OSError: it cannot be written; the old state stays.
+    """
+    content = asdict(state)
+    text = json.dumps({"v": _VERSION, "sha256": _sum(content), "state": content}, allow_nan=False).encode()
+    replace_file(folder / STATE_FILE, text)
+
+
+def _sum(content: object) -> str:
+    """Finds what a disk has changed, in a number, too."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
 
 # So often a trial may end with a loss of power.
 #
@@ -330,7 +491,7 @@ class VehicleRollout:
             raise RolloutStateError(
                 f"version {plan.version} does not serve: {self._unsaved}; free or mend that disk"
             )
-        self.records.event("trial", plan.version, plan.serial)
+        self._event("trial", plan)
 
     def runs(self, version: str) -> None:
         """To be called before workers of a version start, or it serves.
@@ -354,7 +515,7 @@ class VehicleRollout:
         plan = self.decision.plan
         if plan is not None:
             self._bar(plan.version, reason)
-            self.records.event("rolled_back", plan.version, plan.serial, reason)
+            self._event("rolled_back", plan, reason)
         self.decision = self._decide(
             Placement(Role.NONE, f"rolled back here: {reason}"), plan, self._unsaved
         )
@@ -395,9 +556,12 @@ class VehicleRollout:
         if served.get(trial, 0.0) >= plan.probation_min * _MIN_S:
             # Good as soon as it has served its probation; a full disk is tried again, see `look`.
             self._state.good.append(_candidate(plan))
-            self.records.event("confirmed", trial, plan.serial)
+            self._event("confirmed", plan)
             self._ends_trial()
         return broken
+
+    def _event(self, what: str, plan: RolloutPlan, reason: str = "") -> None:
+        self.records.event(what, plan.version, plan.serial, reason, plan.stage, plan.name)
 
     def _current_plan(self) -> tuple[RolloutPlan | None, str]:
         problem = ""
@@ -413,7 +577,7 @@ class VehicleRollout:
         except PlanError as error:
             problem = str(error)
             if problem != self._refused:  # once, not at every look
-                self.records.event("refused", "", self._state.serial, problem)
+                self.records.event("refused", "", self._state.serial, problem, self._stage)
             self._refused = problem
         if not self._state.plan:
             return None, problem
@@ -473,7 +637,8 @@ class VehicleRollout:
                 *(one.name for one in state.good),
             }:
                 self._bar(version, f"revoked by serial {plan.serial}")
-                self.records.event("rolled_back", version, plan.serial, f"revoked by serial {plan.serial}")
+                why = f"revoked by serial {plan.serial}"
+                self.records.event("rolled_back", version, plan.serial, why, plan.stage, plan.name)
         self._save()
 
     def _last_accepted(self) -> RolloutPlan | None:

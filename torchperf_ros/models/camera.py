@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from torchperf_ros.api.adapter import Adapter, Received
+from torchperf_ros.api.adapter import Adapter, Received, open_task
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.api.messages import empty_message, message_class
 from torchperf_ros.api.pixels import Pixels, compressed_pixels, compressed_size, raw_pixels
-from torchperf_ros.api.training_task import open_task
 from torchperf_ros.models import detection_messages, networks
 from torchperf_ros.models.detection_messages import Detection, ImageFrame, MarkerArrays
 from torchperf_ros.models.networks import (

@@ -12,15 +12,15 @@ from torchperf_ros.api.adapter import Adapter, Received
 from torchperf_ros.api.clock import NS_PER_S
 from torchperf_ros.api.errors import BadInput
 from torchperf_ros.models.camera import CameraAdapter
-from torchperf_ros.models.detection_messages import KINDS, Detection, ImageFrame
-from torchperf_ros.models.driving_messages import (
+from torchperf_ros.models.closed_loop import (
     MARKER_ARRAY,
     ODOMETRY,
+    Floats,
     SeenObject,
     objects_message,
     pose_of,
 )
-from torchperf_ros.models.driving_rules import Floats
+from torchperf_ros.models.detection_messages import KINDS, Detection, ImageFrame
 from torchperf_ros.models.networks import CLASSES
 from torchperf_ros.models.options import OptionReader
 

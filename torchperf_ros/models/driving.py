@@ -12,25 +12,23 @@ from torch import Tensor, nn
 
 from torchperf_ros.api.adapter import Adapter, Received
 from torchperf_ros.api.errors import BadInput, ConfigError
-from torchperf_ros.models.driving_messages import (
+from torchperf_ros.models.closed_loop import (
+    AHEAD_S,
     MARKER_ARRAY,
+    OBJECT_FIELDS,
     ODOMETRY,
     PATH,
+    POSES,
+    RANGES_M,
     SCAN,
+    Blindness,
+    Centreline,
     objects_of,
     path_bytes,
+    plan_along,
     pose_of,
     route_of,
     without_distant,
-)
-from torchperf_ros.models.driving_rules import (
-    AHEAD_S,
-    OBJECT_FIELDS,
-    POSES,
-    RANGES_M,
-    Blindness,
-    Centreline,
-    plan_along,
 )
 from torchperf_ros.models.options import OptionReader
 

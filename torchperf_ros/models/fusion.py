@@ -14,6 +14,7 @@ from torchperf_ros.api.adapter import Adapter, Received
 from torchperf_ros.api.errors import BadInput, ConfigError
 from torchperf_ros.models.camera import CameraAdapter
 from torchperf_ros.models.camera_driving import GroundCamera
+from torchperf_ros.models.closed_loop import ODOMETRY
 from torchperf_ros.models.detection_messages import (
     KINDS,
     MARKER_ARRAY,
@@ -22,11 +23,9 @@ from torchperf_ros.models.detection_messages import (
     Detection,
     ImageFrame,
 )
-from torchperf_ros.models.driving_messages import ODOMETRY
 from torchperf_ros.models.lidar import LidarAdapter
-from torchperf_ros.models.networks import CLASSES, IMAGE_HEIGHT, IMAGE_WIDTH
+from torchperf_ros.models.networks import CLASSES, IMAGE_HEIGHT, IMAGE_WIDTH, OUTSIDE, SPARE_POINTS
 from torchperf_ros.models.options import OptionReader
-from torchperf_ros.models.pillars import OUTSIDE, SPARE_POINTS
 
 _BEARING: Final = 0.04  # rad between the two sensors' views of an object, beside its own half width
 _NEARER, _FARTHER = 0.5, 2.0  # how far off a camera's distance may be

@@ -11,25 +11,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchperf_ros.api.adapter import Adapter, Received
+from torchperf_ros.api.adapter import Adapter, Received, open_task
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.api.messages import empty_message
-from torchperf_ros.api.training_task import open_task
+from torchperf_ros.models.closed_loop import ODOMETRY
 from torchperf_ros.models.detection_messages import KINDS, MARKER_ARRAY, Cube, CubeMarkers
-from torchperf_ros.models.driving_messages import ODOMETRY
-from torchperf_ros.models.networks import CLASSES, LIDAR_WEIGHTS, build_trained, tier_width
-from torchperf_ros.models.options import OptionReader
-from torchperf_ros.models.pillars import (
+from torchperf_ros.models.networks import (
     AHEAD_M,
     BESIDE_M,
+    CLASSES,
+    LIDAR_WEIGHTS,
     MOST_POINTS,
     PILLAR_WIDTHS,
     SPARE_POINTS,
     CloudBox,
     PillarNet,
+    build_trained,
     spare,
     strongest,
+    tier_width,
 )
+from torchperf_ros.models.options import OptionReader
 from torchperf_ros.models.planner import read_ego
 from torchperf_ros.models.point_cloud import CLOUD, Cloud, Points, at_stamp, cloud_message, read_cloud
 

@@ -12,11 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from torchperf_ros.api.adapter import Adapter, Received
+from torchperf_ros.api.adapter import Adapter, Received, open_task
 from torchperf_ros.api.errors import BadInput, ConfigError
 from torchperf_ros.api.histories import HistoryBuffer
 from torchperf_ros.api.messages import stamp_ns_of
-from torchperf_ros.api.training_task import open_task
 from torchperf_ros.models import networks
 from torchperf_ros.models.networks import (
     FRAME_FEATURES,

@@ -16,7 +16,7 @@ from torchperf_ros.api.alert import Alert, Level
 from torchperf_ros.api.clock import NS_PER_S, Clock, monotonic_ns
 from torchperf_ros.api.outcome import Health
 from torchperf_ros.node.endpoints import OUTPUT_QOS
-from torchperf_ros.observe.recorder.recording import Recording
+from torchperf_ros.observe.recording import Recording
 from torchperf_ros.observe.ros_types import ros_message_class
 from torchperf_ros.observe.telemetry.diagnostics import diagnostic_bytes
 from torchperf_ros.observe.watch.alert_grouping import AlertGrouping, LastAlerts

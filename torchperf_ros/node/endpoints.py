@@ -24,7 +24,7 @@ from torchperf_ros.stage.stage import Stage
 from torchperf_ros.stage.wiring import StageInput, Wiring
 
 if TYPE_CHECKING:
-    from torchperf_ros.observe.recorder.recording import (
+    from torchperf_ros.observe.recording import (
         Recording,
     )  # which the emergency lane and listeners do without
 

@@ -29,11 +29,11 @@ from torchperf_ros.node.reporter import Reporter
 from torchperf_ros.node.ring_subscription import TakeError, Taker, checked_taker
 from torchperf_ros.node.services import CaptureServices, SwapService
 from torchperf_ros.node.versions import VersionsOnDemand
-from torchperf_ros.observe.recorder.recording import Recording
+from torchperf_ros.observe.recording import Recording
 from torchperf_ros.observe.ros_types import ros_message_class
 from torchperf_ros.observe.telemetry.diagnostics import warm_up
-from torchperf_ros.observe.telemetry.latency_record import LatencyRecord, float64_bytes
 from torchperf_ros.observe.telemetry.metrics import MetricsExporter
+from torchperf_ros.observe.telemetry.rows import LatencyRecord, float64_bytes
 from torchperf_ros.safety.kept_latch import warning_without_lane
 from torchperf_ros.settings.build_options import version_of
 from torchperf_ros.settings.config import NodeConfig
@@ -46,6 +46,7 @@ from torchperf_ros.workers import process_setup
 from torchperf_ros.workers.process_setup import keep_freed_memory
 from torchperf_ros.workers.worker_setup import WorkerSetup, worker_setup
 
+_MORE_KEPT_BYTES = 1 << 20
 _DESCRIBE_POLL_S = 0.02
 # What the reporter and the alert publisher publish, as the black box keeps it.
 _TOPICS = (
@@ -380,7 +381,10 @@ class PerfNode(LifecycleNode):
 
 def _set_up_process(config: NodeConfig) -> dict[str, str]:
     """Give the process its memory, priority and processors; returns what the node's status says of them."""
-    keep_freed_memory(max(stage.max_frame_bytes for stage in config.stages))
+    largest_bytes = max(stage.max_frame_bytes for stage in config.stages)
+    # What is kept holds what taking a message by rclpy needs, twice its size. More goes back: while the first
+    # images of several cameras wait, it is many times that, and none is needed later.
+    keep_freed_memory(largest_bytes, 2 * largest_bytes + _MORE_KEPT_BYTES)
     scheduling = process_setup.prefer_this_process(config.realtime_priority)
     facts = {"scheduling": scheduling}
     if ":" in scheduling:
@@ -401,7 +405,7 @@ def _set_up_process(config: NodeConfig) -> dict[str, str]:
 def _recording_setup(
     node: LifecycleNode, stages: Sequence[Stage], heard: Iterable[tuple[str, str]]
 ) -> dict[str, Any]:
-    """The recorder's setup, see `recorder/recorder.py`.
+    """The recorder's setup, see `observe/recorder.py`.
 
     `heard`: topics and types of what no frame carries.
     """

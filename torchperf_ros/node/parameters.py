@@ -17,8 +17,7 @@ from torchperf_ros.settings.config import (
     stage_parameters,
 )
 from torchperf_ros.settings.parameter import Parameter
-from torchperf_ros.settings.scene_options import scene_parameters
-from torchperf_ros.settings.stream_options import given_streams, is_of_stream
+from torchperf_ros.settings.stage_options import given_names, is_of_stream, scene_parameters
 
 
 def _descriptor(parameter: Parameter) -> ParameterDescriptor:
@@ -82,7 +81,7 @@ class NodeParameters:
 
     def _declare_of_streams(self, stage: str) -> None:
         """What streams are given of their own; all else follows the stage's parameters, live changes too."""
-        for stream in dict.fromkeys(given_streams(self._value(f"{stage}.streams"))):
+        for stream in dict.fromkeys(given_names(self._value(f"{stage}.streams"))):
             prefix = f"{stage}.{stream}."
             own = (one for one in stage_parameters(stage) if f"{prefix}{one.name}" in self._given)
             self._declare(

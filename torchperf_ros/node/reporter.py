@@ -24,9 +24,15 @@ from torchperf_ros.node.endpoints import OUTPUT_QOS, resolved
 from torchperf_ros.node.input_watch import InputWatch
 from torchperf_ros.observe.ros_types import ros_message_class
 from torchperf_ros.observe.telemetry.diagnostics import LEVELS, diagnostic_bytes, stage_status
-from torchperf_ros.observe.telemetry.latency_record import LabelledArray, float64_bytes
-from torchperf_ros.observe.telemetry.memory import LABELS, MemoryUse, ProportionalMemory, sample_memory
-from torchperf_ros.observe.watch.memory_watch import NODE, MemoryWatch
+from torchperf_ros.observe.telemetry.memory import (
+    LABELS,
+    NODE,
+    MemoryUse,
+    MemoryWatch,
+    ProportionalMemory,
+    sample_memory,
+)
+from torchperf_ros.observe.telemetry.rows import LabelledArray, float64_bytes
 from torchperf_ros.observe.watch.stage_signals import COUNTED
 from torchperf_ros.stage.stage import Stage
 from torchperf_ros.stage.wiring import StageInput

@@ -211,7 +211,7 @@ def closeness(
     seen = _near(ahead, seen, options)
     if not len(seen.yaws):
         return Closeness()
-    course = course_of(lane, ahead.arc, seen, known.looks, float(ahead.speeds[-1]))
+    course = course_of(lane, ahead.arc, seen, known, float(ahead.speeds[-1]))
     roles = roles_of(course, lane, ahead.lasts_s, seen, options)
     rows = predicted(t_s, course, _may_be_close(ahead, course, roles, seen, options), lane, ahead.arc, seen)
     finding = behind = too_close_behind(ahead, course, roles, seen, options)

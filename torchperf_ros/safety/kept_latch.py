@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Final
 
 from torchperf_ros.safety.emergency import KINDS, SILENT, Latch
-from torchperf_ros.settings.bounded_file import read_bounded
-from torchperf_ros.settings.user_folder import (
+from torchperf_ros.settings.files import (
     node_folder,
     part_of,
+    read_bounded,
     remove_file,
     replace_file,
     user_folder,

@@ -33,6 +33,7 @@ _SAME_M, _UNSURE = (
     0.03,
 )  # as near the lane's next part is to the last one, and what is added for each m beyond
 _SURELY_M = 0.1  # a plan that leads no further aside is known to keep it
+_LOOKED_AT = 9  # poses of a plan
 _NEW = 0.35  # of a plan that keeps the lane, beyond what is known of that
 _DRIVEN = 0.3  # of a lane, before it is taken anew
 _OTHER_M = 2.5  # further aside, the vehicle is in another lane
@@ -160,7 +161,7 @@ class OwnLane:
         if self._known is not None and not self._guessed and s < self._known.length:
             known = self._road_at(self._known, s).bend
             bend = known if abs(known - bend) < _NOISY_BEND else bend
-        looks = leaves_lane(way, Arc(way, bend))
+        looks = leaves_lane(way, Arc(way, bend), returns=self.shows(way).near)
         return Looks.BEND if looks < Looks.BEND and runs_beside(way, along_lane(way, seen), seen) else looks
 
     def _return_to_surer(self, way: Lane, looks: Looks) -> None:
@@ -273,21 +274,22 @@ class OwnLane:
         lane = self._known
         if lane is None or way.backward or way.both_ways:
             return NOTHING_SHOWN
-        last = len(way.own_place) - 1
-        s, left, headings = lane.project(way.own_place[[0, last // 4, last // 2, 3 * last // 4, last]])
+        s, left, headings = lane.project(
+            way.own_place[np.linspace(0, len(way.own_place) - 1, _LOOKED_AT, dtype=int)]
+        )
         aside_m = np.abs(left)
         is_known = s <= lane.length
-        known_m = aside_m[is_known]
+        known_m = np.append(aside_m[is_known], np.interp(min(lane.length, s[-1]), s, aside_m))
         leaves = aside_m[0] > IN_LANE_M or (not self._guessed and largest(known_m) > _KEEPS_M)
         if leaves:
             heading, later = headings.item(0), float(np.interp(s[0] + _ROAD_M, lane.s, lane.heading))
             travel = complex(math.cos(heading), math.sin(heading))
             return Shown(Looks.CHANGE, Road(travel, (later - heading) / _ROAD_M or _NO_BEND))
         is_sure = not self._guessed and self._surer is None and s[-1] - lane.length <= _NEW * way.length
-        keeps = is_sure and bool((aside_m <= np.where(is_known, _SURELY_M, _KEEPS_M)).all())
-        if not keeps:
-            return NOTHING_SHOWN
-        return Shown(Looks.KEEPS, self._road_at(lane, float(s[0])))
+        near = not self._guessed and bool(is_known[_LOOKED_AT // 2]) and largest(known_m) <= _SURELY_M
+        if not (near and is_sure and largest(aside_m) <= _KEEPS_M):
+            return Shown(near=near)
+        return Shown(Looks.KEEPS, self._road_at(lane, float(s[0])), near)
 
     @staticmethod
     def _road_at(lane: Lane, s: float) -> Road:

@@ -52,6 +52,9 @@ _SHARPEST, _MOST_TURN = 0.062, 1.55
 _HELD, _SLOWS = 4.0, 2.0
 # In rad; what has turned more, beyond a plan's end, may drive straight across our road as well.
 _MUCH_TURN = 0.45
+# rad between one car and the next of a row; m, share of how far it leads aside, and share of a speed, by which the road
+# between them may differ.
+_MOST_APART, _ROW_M, _UNEVEN, _AS_FAST = 0.8, 0.5, 0.1, 0.2
 _MOST_ROUND = 2.2  # rad; what is further round the bend that we drive is on another part of the road
 _ASLANT = 0.25  # rad; in a change of lanes our own direction is aslant by less, on a straight road, too
 _LEAST_AHEAD_M = 5.0  # nearer, the direction of what comes says nothing of the road between
@@ -61,7 +64,10 @@ _NO_LONGER = 0.4  # of the quarter that turns most
 _EIGHTHS = np.linspace(0.0, 1.0, 9)
 # rad in an eighth of a plan; so much less than before and after is no road's bend, which grows and then fades
 _DIPS = 0.001
-_KNOWN_DIPS = 0.003  # likewise, of a plan that keeps to a lane that is known: it returns to its line
+# m aside, by which a plan that keeps to a lane that is known returns to its line. A quintic that leads so far
+# aside over two thirds of a plan turns by so much of that for each m of the plan, and an eighth of it by so much
+# more or less than the road.
+_RETURNS_M, _SLOPES, _WAVES = 0.12, 2.8, 1.7
 _BEHIND_M = 8.0  # so far behind us, what drives along may still be before the bend that we are in
 _BENDS = 0.0005  # 1/m; where we drive so, how the road goes on is a guess
 _STRAIGHT = 1e-6  # rad/s: 5e-6 rad after 5 s, and enough for a division
@@ -150,10 +156,12 @@ class Shown(NamedTuple):
     Attributes:
         looks: `CHANGE` where it leaves that lane, `KEEPS` where it keeps to it; None: that is not known.
         road: of one that leaves it, how the road leads on where it begins.
+        near: whether it keeps to what is known of that lane, which says nothing of what is beyond.
     """
 
     looks: Looks | None = None
     road: Road | None = None
+    near: bool = False
 
 
 NOTHING_SHOWN = Shown()
@@ -293,7 +301,9 @@ def left_of_what_we_drive(lane: Lane, arc: Arc, seen: Seen) -> Floats:
     return np.where(leads, off.imag - off.real * np.tan(0.5 * turned), np.inf)
 
 
-def leaves_lane(lane: Lane, arc: Arc, most_dip: float = _DIPS) -> Looks:  # noqa: PLR0911 - one look after the other
+def leaves_lane(  # noqa: PLR0911 - one look after the other
+    lane: Lane, arc: Arc, *, returns: bool = False
+) -> Looks:
     """Whether the plan looks like a change of lanes, which may have begun, like a bend of the road, or either.
 
     A change of lanes turns away from straight on and back; or it turns away from the bend that we drive,
@@ -301,13 +311,19 @@ def leaves_lane(lane: Lane, arc: Arc, most_dip: float = _DIPS) -> Looks:  # noqa
     at its end less and less than before: so does a change of lanes in a bend. What turns off the road
     counts as a change, for what drives beside us may go straight on. What follows one circle changes
     nothing: a change of lanes does not within 3 s.
+
+    `returns`: it keeps to what is known of a lane, so that it may return to its line.
     """
     if not lane.curved:
         return Looks.CIRCLE
     if lane.tightest > _TURNS_OFF:
         return Looks.CHANGE
+    most_dip, most_turned = _DIPS, _TURNED
+    if returns:
+        per_m = _RETURNS_M / max(lane.length, _RETURNS_M)
+        most_dip, most_turned = max(most_dip, _WAVES * per_m), max(most_turned, _SLOPES * per_m)
     turned = np.angle(lane.own_unit * complex(lane.own_unit[0]).conjugate())
-    if abs(float(turned[-1])) < _BACK * (most := largest(np.abs(turned))) and most > _TURNED:
+    if abs(float(turned[-1])) < _BACK * (most := largest(np.abs(turned))) and most > most_turned:
         return Looks.CHANGE
     eighths = np.interp(_EIGHTHS * lane.length, lane.own_s, turned)
     quarters = eighths[::2]
@@ -320,7 +336,7 @@ def leaves_lane(lane: Lane, arc: Arc, most_dip: float = _DIPS) -> Looks:  # noqa
         return Looks.CHANGE
     fewest, widest = float(turns[turns.argmin()]), float(turns[turns.argmax()])
     turns_now = 0.25 * arc.bend * lane.length
-    if min(-min(fewest, turns_now), max(widest, turns_now)) > _TURNED:
+    if min(-min(fewest, turns_now), max(widest, turns_now)) > most_turned:
         return Looks.CHANGE
     if widest - fewest < _EVEN:
         return Looks.CIRCLE
@@ -369,13 +385,33 @@ def on_a_road(
     return leads, turned > np.minimum(held, _MUCH_TURN)
 
 
-def _looks_of(lane: Lane, arc: Arc, on_lane: Along, seen: Seen, known: Looks | None) -> Looks:
-    if known is Looks.CHANGE:
-        return known
-    looks = leaves_lane(lane, arc, _KNOWN_DIPS if known is Looks.KEEPS else _DIPS)
+def in_no_row(seen: Seen, s: Floats, comes: Flags, others: Flags) -> Flags:
+    """Which of others do not drive behind one of what comes, as fast, on a road that bends evenly from that one to it.
+
+    `s`: how far along the road each is, in m.
+    """
+    alone = others.copy()
+    for one in sorted(others.nonzero()[0], key=lambda at: float(s[at])):
+        before = (comes & ~alone).nonzero()[0]
+        way = -unit(np.angle(seen.velocities[before]))
+        off = (seen.places[one] - seen.places[before]) * way.conj()
+        turned = np.angle(-seen.velocities[one] * way.conj())
+        aside_m = off.real * np.tan(0.5 * turned)
+        leads = (off.real > 0.0) & (np.abs(turned) < _MOST_APART)
+        leads &= np.abs(off.imag - aside_m) < _ROW_M + _UNEVEN * np.abs(aside_m)
+        leads &= np.abs(seen.speeds[before] - seen.speeds[one]) < _AS_FAST * seen.speeds[one]
+        alone[one] = not leads.any()
+    return alone
+
+
+def _looks_of(lane: Lane, arc: Arc, on_lane: Along, seen: Seen, shown: Shown) -> Looks:
+    if shown.looks is Looks.CHANGE:
+        return shown.looks
+    looks = leaves_lane(lane, arc, returns=shown.near)
     # What looks like a change of lanes may have drawn the lane that it keeps itself, step by step.
-    keeps = looks is Looks.BEND or (looks < Looks.BEND and runs_beside(lane, on_lane, seen))
-    return Looks.KEEPS if known is Looks.KEEPS and keeps else looks
+    keeps = looks is Looks.BEND or (looks is Looks.EITHER and leads_off_m(lane, arc) <= _OFF_M)
+    keeps |= looks < Looks.BEND and runs_beside(lane, on_lane, seen)
+    return Looks.KEEPS if shown.looks is Looks.KEEPS and keeps else looks
 
 
 def runs_beside(lane: Lane, on_lane: Along, seen: Seen) -> bool:
@@ -399,7 +435,7 @@ def runs_beside(lane: Lane, on_lane: Along, seen: Seen) -> bool:
     return float(turns[turns.argmax()] - turns[turns.argmin()]) < _EVEN
 
 
-def course_of(lane: Lane, arc: Arc, seen: Seen, shown: Looks | None = None, speed: float = 0.0) -> Course:
+def course_of(lane: Lane, arc: Arc, seen: Seen, shown: Shown = NOTHING_SHOWN, speed: float = 0.0) -> Course:
     """Along which ways each obstacle may go on; see above.
 
     `shown`: what the lane that was kept says of the plan. `speed`: of the plan at its end, in m/s.
@@ -419,22 +455,22 @@ def course_of(lane: Lane, arc: Arc, seen: Seen, shown: Looks | None = None, spee
     is_along = moves & (np.abs(on_lane.ahead) >= _ALONG * slow) & (np.abs(on_lane.left) < _ASIDE_M)
     changes = looks is Looks.CHANGE
     on_course = np.maximum(_ON_COURSE, _STRAYS / slow)
-    as_we, may_change = on_lane.ahead > 0.0, shown is not Looks.KEEPS and looks is not Looks.BEND
+    as_we, may_change = on_lane.ahead > 0.0, shown.looks is not Looks.KEEPS and looks is not Looks.BEND
     near_m: Floats = np.where((off_lane <= on_course) & (as_we | may_change), _NEAR_M, 0.0)
     near_m = np.maximum(near_m, as_we * (_BESIDE_US_M + seen.halves[:, 0])) * (not changes)
     beyond = moves & (on_lane.s > lane.length + near_m)
-    drifts = np.abs(on_lane.drift) <= _DRIFTS
-    as_the_plan = off_lane <= 2.0 * _SAME_COURSE
-    goes_on = is_along & (as_the_plan | drifts) & (looks >= Looks.BEND)  # as the plan does at its end
+    as_the_plan = (off_lane <= 2.0 * _SAME_COURSE) | (np.abs(on_lane.drift) <= _DRIFTS)
+    goes_on = is_along & as_the_plan & (looks >= Looks.BEND)  # as the plan does at its end
     strays = beyond & goes_on & (np.abs(on_lane.drift) > _STRAYS_LITTLE)
     travel = complex(lane.own_unit[-1]) * (-1.0 if lane.backward else 1.0)
-    crosses = none
-    in_bend = changes and abs(arc.bend) > _BENDS
-    along, joined = on_lane, beyond & (in_bend | (off_arc > _SAME_COURSE)) & ~goes_on
+    along, joined, crosses = on_lane, beyond & ~goes_on, none
+    joined &= (off_arc > _SAME_COURSE) | (changes and abs(arc.bend) > _BENDS)
     if np.count_nonzero(joined):
         on_joined = along_joined(lane, arc, seen, looks)
         leads, crosses = on_a_road(on_joined, lane, travel, _MOST_ROUND if changes else _MOST_TURN, speed)
         joined &= leads
+        comes = (is_along & (~beyond | goes_on) | joined) & (on_lane.ahead < 0.0)
+        crosses = in_no_row(seen, on_joined.s, comes, crosses & joined)
         along = Along._make(np.where(joined, *both) for both in zip(on_joined, on_lane, strict=True))
         is_along |= joined
     along = along._replace(
@@ -453,7 +489,7 @@ def course_of(lane: Lane, arc: Arc, seen: Seen, shown: Looks | None = None, spee
     if not lane.curved and abs(arc.bend) <= _STRAIGHT_ARC:  # then both are straight on
         by_lane, by_arc = joined, none
     by_lane |= joined
-    straight = ~(by_lane | by_arc) | (crosses & joined)
+    straight = ~(by_lane | by_arc) | crosses
     bends = np.full(len(moves), arc.bend)
     course = Course(
         along, on_arc, bends, none, by_lane, by_arc, straight, joined, strays, is_along, changes

@@ -17,12 +17,17 @@ from torchperf_ros.settings.build_options import (
     AUTO,
     COMPILE_MODES,
     ENGINE_CHOICES,
+    EXACT,
     GRAPH_MODE,
     INT8_STATIC,
+    MOST_SHAPES,
     OF_PARTS,
     PRECISIONS,
     STATIC_ENGINE,
     BuildOptions,
+    ShapeOptions,
+    parse_policy,
+    parse_shapes,
 )
 from torchperf_ros.settings.parameter import (
     Parameter,
@@ -33,7 +38,6 @@ from torchperf_ros.settings.parameter import (
     param,
     require,
 )
-from torchperf_ros.settings.rollout_options import RolloutOptions, rollout_options
 from torchperf_ros.settings.safety_options import (
     VEHICLE_NAMES,
     EmergencyOptions,
@@ -43,33 +47,22 @@ from torchperf_ros.settings.safety_options import (
     guard_options,
     vehicle_options,
 )
-from torchperf_ros.settings.scene_options import (
-    ODOMETRY,
-    SceneOptions,
-    is_of_scene,
-    parse_scenes,
-    scene_parameters,
-)
-from torchperf_ros.settings.shape_options import (
-    EXACT,
-    MOST_SHAPES,
-    ShapeOptions,
-    parse_policy,
-    parse_shapes,
-)
-from torchperf_ros.settings.stage_rules import (
+from torchperf_ros.settings.stage_options import (
     BACKUP_ACTIVE,
-    ActionRule,
-    SyncRule,
-    parse_actions,
-    parse_sync,
-)
-from torchperf_ros.settings.stream_options import (
     MOST_BATCH,
+    ODOMETRY,
+    ActionRule,
+    SceneOptions,
+    SyncRule,
     check_streams,
-    given_streams,
+    given_names,
+    is_of_scene,
     is_of_stream,
+    parse_actions,
+    parse_scenes,
+    parse_sync,
     parse_topics,
+    scene_parameters,
     stream_values,
     topic_of_stream,
 )
@@ -80,6 +73,7 @@ _ROS_PARAMETERS = ("use_sim_time", "start_type_description_service")
 
 # The version that a stage's own parameters make; no candidate is called so.
 BASE: Final = "base"
+_ROLLOUT: Final = "rollout."
 
 
 @dataclass(frozen=True)
@@ -291,6 +285,24 @@ class StageConfig:
 
 
 @dataclass(frozen=True)
+class RolloutOptions:
+    """Parameters `rollout.NAME` of the node.
+
+    The plan itself is a parameter of the stage, `STAGE.rollout_plan`.
+    """
+
+    vehicle: str = param("", "Id of the vehicle, which never changes; plans draw by it.")
+    key: str = param("", "File of the public key of the plans' owner.")
+    facts: tuple[str, ...] = param(
+        [""], "More that plans ask about, NAME=VALUE, such as region=north; '': none.", live=True
+    )
+
+    @property
+    def more(self) -> dict[str, str]:
+        return dict(fact.split("=", 1) for fact in self.facts)
+
+
+@dataclass(frozen=True)
 class NodeConfig:
     """Parameters of the node, checked; declared as those of a stage are."""
 
@@ -488,7 +500,7 @@ def stage_config(
     checked["shapes"] = ShapeOptions(*parse_policy(checked["shapes"], f"{name}."), common)
     checked["options"] = _json_object(checked["options"], f"{name}.options")
     checked["topics"] = parse_topics(name, checked["topics"])
-    checked["streams"] = tuple(given_streams(checked["streams"]))
+    checked["streams"] = tuple(given_names(checked["streams"]))
     batch = checked["batch"]
     checked["batch"] = min(len(checked["streams"]) or 1, MOST_BATCH if batch == AUTO else int(batch))
     checked["tiers"] = tuple(tiers)
@@ -636,6 +648,20 @@ def describe_foreign(closest: Mapping[str, str]) -> str:
     """The warning about names that are none of this node's, see `refuse_unknown`; empty: there are none."""
     names = ", ".join(f"{name} (the closest is {close})" for name, close in closest.items())
     return f"parameters that this node does not have change nothing: {names}" if names else ""
+
+
+def rollout_options(values: Mapping[str, Any]) -> RolloutOptions:
+    """Check the values `rollout.NAME` together; missing ones take their default.
+
+    Raises:
+        ConfigError: names the parameter, the value, and what is allowed.
+    """
+    found = check_all(declared(RolloutOptions), values, "", _ROLLOUT)
+    facts = tuple(filter(None, found["facts"]))
+    for fact in facts:
+        name, equals, _ = fact.partition("=")
+        require(name and equals, f"{_ROLLOUT}facts: {fact!r} is not allowed; it has to be NAME=VALUE")
+    return RolloutOptions(**{**found, "facts": facts})
 
 
 def node_config(values: Mapping[str, Any], stages: Mapping[str, Mapping[str, Any]]) -> NodeConfig:

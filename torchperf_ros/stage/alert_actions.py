@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torchperf_ros.api.alert import Alert
 from torchperf_ros.api.clock import NS_PER_S
 from torchperf_ros.settings.config import StageConfig
-from torchperf_ros.settings.stage_rules import (
+from torchperf_ros.settings.stage_options import (
     BACKUP_ACTIVE,
     LOWER_RATE,
     LOWER_TIER,
@@ -51,24 +51,28 @@ _OF_ANSWERS = _OUTPUT | {
     "partial result",
     STALE,
 }
-_OF_MACHINE = frozenset({"load", "temperature", "gpu", "gpu memory", "memory", "memory grows"})
+_LOAD, _LATENCY = "load", "latency"
+# Of a machine with more to do: it also takes messages later, or loses them.
+_OF_MACHINE = frozenset(
+    {_LOAD, "temperature", "gpu", "gpu memory", "memory", "memory grows", "age", "jitter", "input rate"}
+)
 # Alerts that may be an action's own effect.
 #
 # While it is in force they do not show that its cause goes on.
 _MAY_CAUSE = {
     OFF: _OF_ANSWERS,
     LOWER_RATE: _OF_ANSWERS | {"jitter"},  # slower between frames: caches and clocks
-    LOWER_TIER: _OF_ANSWERS - {"latency", "drift"},  # these judge each tier by itself
-    SCENE: _OF_ANSWERS,
+    LOWER_TIER: _OF_ANSWERS - {_LATENCY, "drift"},  # these judge each tier by itself
+    SCENE: _OF_ANSWERS | _OF_MACHINE,  # of the machine only where it has no lighter tiers, see `_effects`
     BACKUP_ACTIVE: _OF_ANSWERS | _OF_MACHINE,  # twice the work
 }
-_LATENCY = "latency"
 # A rise of less is no alert, see `stage_signals`: as long as noise decides, no further tier goes.
 _AS_USUAL = 1.15
 _COUNTED = {"restarts", "recompilation", "model error"}
 # `misses` counts frames of the last 10 s, and the recorder reports it a second or two later
 _LINGERS_S = 15.0
-_LATE_S = {"misses": _LINGERS_S, "drift": 0.0}
+# `load` goes by deadlines that were missed within the last 5 s
+_LATE_S = {"misses": _LINGERS_S, "drift": 0.0, _LOAD: 8.0}
 _NEVER_NS = -(1 << 62)
 # the recorder judges whole seconds, and the node hears of them up to two seconds later
 _USUALLY_LATE_S = 3.0
@@ -79,17 +83,19 @@ class _Line:
     """How a rule stands: it was applied `steps` times. Times are monotonic.
 
     Attributes:
+        effects: kinds of alerts that its action may cause.
         found_ns: when its alert was found the last time.
-        seen_ns: when it was found the last time and was not what the action may cause.
-        began_with: signal and usual value of the alert that led to the first step, where it has these.
+        seen_ns: when it was found the last time and was not what an action in force may cause.
+        began_with: signal of the alert that led to the first step, and what it was before, where it has these.
         counted, counted_ns: of an alert that counts what happened in some span of time: the last number,
         and when.
-        doubted_ns: when it was found the last time and may have been what the action causes.
+        doubted_ns: when it was found the last time and may have been what an action causes.
         on_trial: a step was taken back although that was found: only without the action it shows what it
             is.
     """
 
     rule: ActionRule
+    effects: frozenset[str]
     steps: int = 0
     found_ns: int | None = None
     seen_ns: int = _NEVER_NS
@@ -112,9 +118,10 @@ class AlertActions:
     Without the alert for `action_return_s` a step is taken back, and another after each such time. An alert
     that is back within twice that time doubles it, up to 16 times.
 
-    No action keeps itself in force. What it causes for certain, as `off` causes misses, does not count
-    until it has been over for 15 s. What it may cause does not count as a reason to go on: the step is
-    taken back, and the alert, if it is found then, applies the rule again.
+    No action keeps itself or another in force. What it causes for certain, as `off` causes misses, does not
+    count until it has been over for 15 s. What it may cause does not count as a reason to go on: the step is
+    taken back, and the alert, if it is found then, applies the rule again. Actions that may cause each
+    other's alerts are taken back together, or each would find the other's effect and begin again.
 
     Attributes:
         lower_tiers: so many of the most accurate tiers are left out.
@@ -129,7 +136,7 @@ class AlertActions:
         self.lower_rate = self.backup_active = self.off = False
         self.taken = 0  # steps so far
         self._most = {LOWER_TIER: max(len(scene.tiers) for scene in config.scenes) - 1}
-        self._lines = [_Line(rule) for rule in config.actions]
+        self._lines = [_Line(rule, _effects(rule, config)) for rule in config.actions]
         self._found: deque[tuple[Alert, int]] = deque(maxlen=_MOST_WAITING)
         self._in_force_ns: dict[str, int] = {}  # by action: when it was last in force
 
@@ -137,8 +144,11 @@ class AlertActions:
         return any(line.rule.alert == alert for line in self._lines)
 
     def report(self, alert: Alert, now_ns: int) -> None:
-        """An alert was found, of this stage, another, or the machine."""
-        if self._lines and alert.name.partition(": ")[0] in {self.config.name, *_OF_ALL}:
+        """An alert was found, of this stage or stream, of another, or of the machine.
+
+        What is of a whole stage, as its workers' memory is, is of each of its streams.
+        """
+        if self._lines and alert.name.partition(": ")[0] in {self.config.name, self.config.stage, *_OF_ALL}:
             self._found.append((alert, now_ns))
 
     def step(self, now_ns: int) -> list[str]:
@@ -152,6 +162,8 @@ class AlertActions:
                 if line.rule.alert == kind:
                     self._take(line, alert, found_ns)
         changes = [text for line in self._lines if (text := self._follow(line, now_ns))]
+        if any(line.on_trial and not line.steps and line.changed_ns == now_ns for line in self._lines):
+            changes += self._try_without(now_ns)
         # Of each action the most that one rule asks for: several alerts may have one cause.
         steps = Counter(
             {line.rule.action: line.steps for line in sorted(self._lines, key=lambda line: line.steps)}
@@ -182,21 +194,47 @@ class AlertActions:
             line.counted, line.counted_ns = value, found_ns
             if value <= before:
                 return  # nothing has happened since then
-        if not self._is_in_force(action) or kind not in _MAY_CAUSE[action]:
+        if not self._may_be_effect(kind, found_ns):
             line.seen_ns = found_ns
         elif line.steps:
             line.doubted_ns = found_ns
-        else:
+        elif kind in line.effects and self._is_in_force(action):
             return  # another rule has brought the action about, and this may be its effect
         signal = alert.values.get("signal", "")
         if not line.steps:
-            line.began_with = None if usual is None else (signal, usual)
+            # Of a tier that another rule has brought about, the level now: its rise has led to a step already.
+            reference = value if self._is_in_force(action) else usual
+            line.began_with = None if reference is None else (signal, reference)
         elif kind == _LATENCY and _is_below(line.began_with, signal, value):
             return  # the step has done what it is for: frames take about what was usual before it, or less
+        elif kind == _LOAD and action == LOWER_TIER and _number(alert, "misses") == 0.0:
+            return  # likewise: frames of this tier take longer than is usual for it, and are in time
         line.found_ns = found_ns
 
     def _is_in_force(self, action: str) -> bool:
         return any(line.steps and line.rule.action == action for line in self._lines)
+
+    def _may_be_effect(self, kind: str, found_ns: int) -> bool:
+        """Whether alerts of this kind may come from an action in force, or from one that was until just now."""
+        late_ns = _late_ns(kind)
+        return any(
+            kind in line.effects
+            and (line.steps or (line.changed_ns is not None and found_ns - line.changed_ns < late_ns))
+            for line in self._lines
+        )
+
+    def _try_without(self, now_ns: int) -> list[str]:
+        """Take back all else that actions may keep going: without them, alerts show what they are."""
+        changes = []
+        for line in self._lines:
+            kind = line.rule.alert
+            if not self._may_be_effect(kind, now_ns) or now_ns - line.seen_ns < _late_ns(kind):
+                continue
+            if line.steps:
+                line.returned_ns = now_ns
+                changes.append(f"{line.rule}: 0 steps left, as another action may have caused the alert")
+            line.steps, line.changed_ns, line.on_trial = 0, now_ns, True
+        return changes
 
     def _is_left_out(self, tier: str) -> bool:
         """Whether no scene runs frames on this tier any more, as it is one of those that are left out."""
@@ -221,8 +259,9 @@ class AlertActions:
         quiet_ns = now_ns - line.seen_ns
         if line.steps and quiet_ns >= back_ns and now_ns - (line.changed_ns or 0) >= back_ns:
             line.steps, line.changed_ns, line.returned_ns = line.steps - 1, now_ns, now_ns
-            line.on_trial = now_ns - line.doubted_ns < max(_late_ns(line), _USUALLY_LATE_S * NS_PER_S)
-            but = ", but for what the action may cause" if line.on_trial else ""
+            late_ns = max(_late_ns(line.rule.alert), _USUALLY_LATE_S * NS_PER_S)
+            line.on_trial = now_ns - line.doubted_ns < late_ns
+            but = ", but for what actions may cause" if line.on_trial else ""
             return (
                 f"{line.rule}: a step back, {line.steps} left, after {quiet_ns / NS_PER_S:.0f} s without"
                 f" the alert{but}"
@@ -240,7 +279,7 @@ class AlertActions:
             return False
         if line.changed_ns is None:
             return True
-        late_ns = _late_ns(line)
+        late_ns = _late_ns(line.rule.alert)
         after_ns = line.found_ns - line.changed_ns
         if line.steps:
             return not line.on_trial and after_ns >= max(cooldown_ns, late_ns)
@@ -258,9 +297,18 @@ class AlertActions:
         )
 
 
-def _late_ns(line: _Line) -> float:
-    """For how long after a change the rule's alert may still be about the time before it."""
-    return _LATE_S.get(line.rule.alert, _USUALLY_LATE_S) * NS_PER_S
+def _late_ns(kind: str) -> float:
+    """For how long after a change alerts of this kind may still be about the time before it."""
+    return _LATE_S.get(kind, _USUALLY_LATE_S) * NS_PER_S
+
+
+def _effects(rule: ActionRule, config: StageConfig) -> frozenset[str]:
+    """What the rule's action may cause; a scene of lighter tiers than the default's is no load for a machine."""
+    if rule.action == SCENE:
+        best = {scene.name: min(scene.tiers) for scene in config.scenes}
+        if best[rule.scene] > min(config.scenes[0].tiers):
+            return _MAY_CAUSE[SCENE] - _OF_MACHINE
+    return frozenset(_MAY_CAUSE[rule.action])
 
 
 def _is_below(began_with: tuple[str, float] | None, signal: str, value: float | None) -> bool:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from torchperf_ros.api.alert import Alert, Level
 from torchperf_ros.api.outcome import Fallback, GuardVerdict, Outcome
-from torchperf_ros.settings.stage_rules import STALE
+from torchperf_ros.settings.stage_options import STALE
 from torchperf_ros.stage.frame import Answer, Frame
 from torchperf_ros.stage.health import SUPERSEDED_SHARE, Flow
 

@@ -54,7 +54,7 @@ class Crew:
         rows = [scene.tiers for scene in config.scenes] * max(1, len(config.streams))
         self.ladders = [TierLadder(tiers, clocks) for tiers in rows]
         self.ladder = self.ladders[0]
-        self.practice = Practice()
+        self.practice = Practice(hedges=not config.streams)
         self.batch_times = BatchTimes()
         self.unseen = 0
         self._waiter = waiter
@@ -71,7 +71,8 @@ class Crew:
         for worker in self.pool.everyone:
             if worker is other_than or not worker.idle:
                 continue
-            if worker.recording:
+            # an idle one that takes part in a capture
+            if worker.capturing:
                 return worker
             if found is None or worker is self.preferred:
                 found = worker
@@ -79,12 +80,19 @@ class Crew:
 
     def spared(self, stream: int) -> int:
         """How many workers are there that run no frame of this stream."""
-        taken = [
+        taken = self._run_by(stream)
+        return sum(worker.available and worker not in taken for worker in self.pool.everyone)
+
+    def runs_frame_of(self, stream: int) -> bool:
+        """Whether a worker runs a frame of this stream alone."""
+        return bool(self._run_by(stream))
+
+    def _run_by(self, stream: int) -> list[WorkerProcess]:
+        return [
             worker
             for worker, run in self._running.items()
             if isinstance(run, Turn) and run.stream == stream
         ]
-        return sum(worker.available and worker not in taken for worker in self.pool.everyone)
 
     @property
     def runs(self) -> bool:

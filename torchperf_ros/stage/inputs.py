@@ -17,7 +17,7 @@ from torchperf_ros.api.messages import has_header
 from torchperf_ros.api.outcome import Outcome
 from torchperf_ros.safety.stop_output import PATH, can_stop
 from torchperf_ros.settings.config import StageConfig
-from torchperf_ros.settings.stage_rules import SyncRule, check_sync
+from torchperf_ros.settings.stage_options import SyncRule, check_sync
 from torchperf_ros.stage.frame import Frame, stamp_age_ms
 from torchperf_ros.stage.stage_guard import StageGuard
 from torchperf_ros.stage.turn import Turn

@@ -14,7 +14,7 @@ import numpy as np
 from torchperf_ros.api.alert import Alert, Level
 from torchperf_ros.api.clock import NS_PER_S
 from torchperf_ros.settings.config import StageConfig
-from torchperf_ros.settings.stage_rules import DRIFT
+from torchperf_ros.settings.stage_options import DRIFT
 from torchperf_ros.stage.alert_actions import AlertActions
 from torchperf_ros.stage.alert_rules import change_alert
 from torchperf_ros.stage.frame import Answer

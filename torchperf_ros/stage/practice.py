@@ -54,8 +54,8 @@ class Practice:
         hedge_rule: whether the standby also runs frames that are overdue.
     """
 
-    def __init__(self) -> None:
-        self.hedge_rule = HedgeRule()
+    def __init__(self, *, hedges: bool = True) -> None:
+        self.hedge_rule = HedgeRule(possible=hedges)
         self._late: Turn | None = None  # a late frame that its runner came through
 
     def forget(self) -> None:
@@ -139,12 +139,16 @@ class HedgeRule:
     allow hedges. A hedge or a retrial that is late as well suspends them, and doubles the proofs that it
     takes, up to 96, and the late frames that go by before the next retrial.
 
+    Among streams there are neither: a frame that stalls would have both workers then, which the frames of all
+    other streams need.
+
     Attributes:
         retrials, slow_retrials, hedges, lost_hedges: counters; slow: as late as the first run, lost: runner
             and standby were late on the same frame.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, possible: bool = True) -> None:
+        self._possible = possible
         self.allowed = False  # whether hedges are given now
         self.retrials = self.slow_retrials = self.hedges = self.lost_hedges = 0
         self._proofs = 0
@@ -153,7 +157,7 @@ class HedgeRule:
 
     def wants_retrial(self) -> bool:
         """A late frame could be run once more: whether that is wanted, called once for each."""
-        if self.allowed:
+        if self.allowed or not self._possible:
             return False
         if self._passes_by > 0:
             self._passes_by -= 1
@@ -165,7 +169,7 @@ class HedgeRule:
         self.retrials += 1
         if in_time:
             self._proofs += 1
-            self.allowed = self.allowed or self._proofs >= self._wanted
+            self.allowed = self._possible and (self.allowed or self._proofs >= self._wanted)
         else:
             self.slow_retrials += 1
             self._suspend()
@@ -189,6 +193,8 @@ class HedgeRule:
     @property
     def words(self) -> str:
         """For `/diagnostics`."""
+        if not self._possible:
+            return "never: the other worker is there for the other streams' frames"
         if self.allowed:
             return "the standby also runs a frame that is overdue"
         proofs = f"{self._proofs} of {self._wanted} late frames were quick when run again"

@@ -8,7 +8,7 @@ from torchperf_ros.api.clock import NS_PER_MS, NS_PER_S
 from torchperf_ros.api.messages import decode
 from torchperf_ros.safety.odometry import Motion
 from torchperf_ros.settings.config import StageConfig
-from torchperf_ros.settings.scene_options import EMERGENCY_SCENE, ODOMETRY, SceneOptions
+from torchperf_ros.settings.stage_options import EMERGENCY_SCENE, ODOMETRY, SceneOptions
 from torchperf_ros.stage.turn import Output
 from torchperf_ros.workers.worker_pool import WorkerPool
 

@@ -100,14 +100,16 @@ class StageThread:
     def keeps_last_from(self, stage: "Stage") -> bool:
         """Whether a stream may not have the only worker that it has left to the others.
 
-        That is one at whose frames two workers have ended in a row, or whose late frames still run.
+        That is one at whose frames two workers have ended in a row, or one whose late frames still run, or ended
+        the worker that is missing. One that is late as there is a worker less now is not to blame.
         """
-        if (
-            stage.ended_workers < _MOST_ENDED and stage.behind < _MOST_BEHIND
-        ) or stage.pool.config.workers == 1:
+        crew = stage.model.crew
+        holds_one = bool(stage.ended_workers) or crew.runs_frame_of(stage.place)
+        is_bad = stage.ended_workers >= _MOST_ENDED or (stage.behind >= _MOST_BEHIND and holds_one)
+        if not is_bad or stage.pool.config.workers == 1:
             return False
         others = any(self._has_frames(other) for other in self.stages if other is not stage)
-        return others and stage.model.crew.spared(stage.place) < 2  # noqa: PLR2004 - one for it, one for others
+        return others and crew.spared(stage.place) < 2  # noqa: PLR2004 - one for it, one for others
 
     @property
     def batches(self) -> bool:

@@ -26,6 +26,7 @@ from torchperf_ros.tools.shell import (
     node_option,
     outputs_option,
     progress_bars,
+    write_output,
 )
 
 _PLAIN_HEIGHT = 30  # of a picture where there is no terminal
@@ -145,7 +146,7 @@ def top(
     if not shown.is_terminal:
         shown.height = _PLAIN_HEIGHT
     with console(stderr=True).status("loading ROS"):
-        from torchperf_ros.observe.top.top import look
+        from torchperf_ros.observe.top import look
 
     raise typer.Exit(look(name, shown, once=once, seconds=seconds, svg_file=svg_file))
 
@@ -185,7 +186,7 @@ def doctor(
         need("rclpy")
     check_outputs({"--json": json_file}, [log] if log else [])
     with console(stderr=True).status("loading"):
-        from torchperf_ros.observe.doctor.doctor import as_json, examine_log, examine_node, show
+        from torchperf_ros.observe.doctor import as_json, examine_log, examine_node, show
         from torchperf_ros.replay.run_reading import read_runs
     with progress_bars() as bars:
         if log is not None:
@@ -198,7 +199,7 @@ def doctor(
     for one in found:
         show(one, console())
     if json_file:
-        json_file.write_text(json.dumps([as_json(one) for one in found], indent=2) + "\n", encoding="utf-8")
+        write_output(json_file, json.dumps([as_json(one) for one in found], indent=2) + "\n")
     raise typer.Exit(max(one.status for one in found))
 
 

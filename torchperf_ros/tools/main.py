@@ -11,9 +11,6 @@ from typing import Annotated, Any, Final
 import typer
 
 from torchperf_ros import __version__
-from torchperf_ros.tools.anomalies_command import anomalies
-from torchperf_ros.tools.compare_command import CompareCommand, compare
-from torchperf_ros.tools.compile_command import cache, compile_tiers, evidence
 from torchperf_ros.tools.drive_commands import (
     demo,
     doctor,
@@ -24,9 +21,16 @@ from torchperf_ros.tools.drive_commands import (
     swap,
     top,
 )
-from torchperf_ros.tools.log_commands import make_log, play, report
-from torchperf_ros.tools.model_commands import check, inspect, tune
-from torchperf_ros.tools.replay_command import replay
+from torchperf_ros.tools.log_commands import (
+    CompareCommand,
+    anomalies,
+    compare,
+    make_log,
+    play,
+    replay,
+    report,
+)
+from torchperf_ros.tools.model_commands import cache, check, compile_tiers, evidence, inspect, tune
 from torchperf_ros.tools.shell import Command, CommandGroup
 
 _WIDE: Final = 80  # columns; in fewer, tables of options would cut off their names

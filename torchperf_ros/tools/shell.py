@@ -7,6 +7,7 @@ import importlib.util
 import json
 import re
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from time import monotonic
@@ -16,7 +17,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from torchperf_ros.api.errors import ConfigError, TorchperfError
-from torchperf_ros.api.module_path import look_here_after_python
+from torchperf_ros.api.import_paths import look_here_after_python
+from torchperf_ros.settings.files import part_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -240,11 +242,36 @@ def check_outputs(
             continue
         if path.is_dir() or not path.absolute().parent.is_dir():
             raise ConfigError(f"{flag} {path}: needs a file name in an existing folder")
+        try:  # root may write by the permissions, and not on a disk that is read-only
+            if not path.exists():
+                tempfile.TemporaryFile(dir=path.absolute().parent).close()
+        except OSError as error:
+            raise ConfigError(f"{flag} {path}: cannot be written there: {error.strerror}") from error
         if hit := next((one for one in inputs if replaces(path, one)), None):
             raise ConfigError(f"{flag} {path}: would replace the input {hit}; name another file")
         if other := next((name for name, one in seen.items() if same(path, one)), ""):
             raise ConfigError(f"{flag} {path}: is the file of {other}, too; name another file")
         seen[flag] = path
+
+
+def write_output(path: Path, text: str) -> None:
+    """Write all of an output or nothing: who reads it meanwhile, or after a full disk, has the one before.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    target = path.resolve()  # through links
+    part = part_of(target) if target.is_file() or not target.exists() else target  # a terminal, a pipe
+    try:
+        try:
+            part.write_text(text, encoding="utf-8")
+            if part != target:
+                part.replace(target)
+        finally:
+            if part != target:
+                part.unlink(missing_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
 def files_by_suffix(

@@ -16,8 +16,8 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional
 
+from torchperf_ros.api.adapter import Task
 from torchperf_ros.api.errors import ConfigError
-from torchperf_ros.api.training_task import Task
 from torchperf_ros.models.camera import examples_of
 from torchperf_ros.models.networks import (
     BOX_FIELDS,
@@ -30,9 +30,14 @@ from torchperf_ros.models.networks import (
     build_seeded,
     tier_width,
 )
-from torchperf_ros.train.detection_score import THRESHOLD, DetectionScore
 from torchperf_ros.train.labelled_log import LabelledLog, LoggedImages
-from torchperf_ros.train.labelled_scenes import LEAST_HEIGHT_PX, Label, LabelledScenes
+from torchperf_ros.train.labelled_scenes import (
+    LEAST_HEIGHT_PX,
+    THRESHOLD,
+    DetectionScore,
+    Label,
+    LabelledScenes,
+)
 
 _ROWS, _COLUMNS = IMAGE_HEIGHT // STRIDE, IMAGE_WIDTH // STRIDE
 _WIDTH_OF_PEAK: Final = 1 / 6  # standard deviation, of the box's size

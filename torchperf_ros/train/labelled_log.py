@@ -21,11 +21,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchperf_ros.api.adapter import Received
+from torchperf_ros.api.adapter import HELD_OUT, Received
 from torchperf_ros.api.errors import BadInput, ConfigError
 from torchperf_ros.api.messages import stamp_ns_of
 from torchperf_ros.api.pixels import compressed_size
-from torchperf_ros.api.training_task import HELD_OUT
 from torchperf_ros.models.camera import CameraAdapter
 from torchperf_ros.models.networks import CLASSES, IMAGE_HEIGHT, IMAGE_WIDTH
 from torchperf_ros.replay.logs.log_reader import LogReader

@@ -19,9 +19,8 @@ import torch
 from safetensors.torch import save
 
 from torchperf_ros import __version__
-from torchperf_ros.api.adapter import load_adapter
+from torchperf_ros.api.adapter import HELD_OUT, Task, load_adapter
 from torchperf_ros.api.errors import ConfigError, TorchperfError
-from torchperf_ros.api.training_task import HELD_OUT, Task
 from torchperf_ros.engines.device import choose_device
 from torchperf_ros.observe.telemetry.machine import machine_now
 from torchperf_ros.train.labelled_log import LabelledLog
@@ -263,7 +262,7 @@ def training_page(figures: Mapping[str, Any]) -> str:
     import plotly.graph_objects as go
 
     from torchperf_ros.observe.runs import report_pictures as draw
-    from torchperf_ros.observe.runs.page import Page, number_cell, table
+    from torchperf_ros.observe.runs.report import Page, number_cell, table
 
     page = Page()
     for name, own in figures.items():

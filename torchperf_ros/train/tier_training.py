@@ -18,8 +18,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+from torchperf_ros.api.adapter import HELD_OUT, Task
 from torchperf_ros.api.errors import ConfigError, TorchperfError
-from torchperf_ros.api.training_task import HELD_OUT, Task
 from torchperf_ros.engines.model_transforms import why_slow
 from torchperf_ros.models.networks import load_weights, width_in
 from torchperf_ros.workers.package_manifest import file_sha256

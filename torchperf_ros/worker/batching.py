@@ -13,7 +13,7 @@ from torchperf_ros.api.clock import NS_PER_MS
 from torchperf_ros.api.errors import ConfigError, one_line
 from torchperf_ros.engines.outputs import layout_of, split
 from torchperf_ros.engines.parity import LIMITS, Inputs, measure, random_inputs
-from torchperf_ros.settings.shape_options import Shapes
+from torchperf_ros.settings.build_options import Shapes
 from torchperf_ros.worker.reports import Reports
 from torchperf_ros.worker.tier import RESTS, Tier
 from torchperf_ros.workers.calibration import Batching

@@ -24,13 +24,12 @@ from torchperf_ros.api.errors import (
 from torchperf_ros.api.histories import work_for
 from torchperf_ros.api.messages import full_name, warm_up
 from torchperf_ros.engines.device import Device, choose_device, leave
-from torchperf_ros.engines.graph import CaptureFailed
+from torchperf_ros.engines.engine import CaptureFailed
 from torchperf_ros.engines.outputs import tensors_in
 from torchperf_ros.worker.batching import find_batching
 from torchperf_ros.worker.capture import step_into_background
-from torchperf_ros.worker.output_message import output_message
 from torchperf_ros.worker.reports import Reports, of_start, readable
-from torchperf_ros.worker.session import Prepared, Session, seed_from
+from torchperf_ros.worker.session import Prepared, Session, output_message, seed_from
 from torchperf_ros.worker.tier import InvalidOutput, OutputCheck, Tier
 from torchperf_ros.worker.tier_loader import TierLoader
 from torchperf_ros.workers.calibration import Batching, Calibration

@@ -2,13 +2,14 @@
 
 import contextlib
 import hashlib
+import math
 import os
 import random
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import torch
@@ -17,15 +18,15 @@ from torchperf_ros.api.adapter import Adapter, Received
 from torchperf_ros.api.clock import NS_PER_MS
 from torchperf_ros.api.errors import AdapterError, FrameOverwritten
 from torchperf_ros.api.histories import work_for
-from torchperf_ros.api.messages import decode
+from torchperf_ros.api.messages import decode, encode
 from torchperf_ros.api.outcome import IN_TIME, Outcome
 from torchperf_ros.engines.device import Device, leave
+from torchperf_ros.engines.outputs import described
 from torchperf_ros.engines.parity import Inputs
 from torchperf_ros.worker.batching import layout_for_batch, run_together
 from torchperf_ros.worker.capture import CaptureTaker
-from torchperf_ros.worker.output_message import check_inputs, output_message
-from torchperf_ros.worker.reports import EVERY_S, Reports, failure_of
-from torchperf_ros.worker.tier import OutputCheck, Tier
+from torchperf_ros.worker.reports import EVERY_S, Reports, failure_of, place_of
+from torchperf_ros.worker.tier import InvalidOutput, OutputCheck, Tier
 from torchperf_ros.workers.control import LastWords, TierFacts
 from torchperf_ros.workers.frame_ring import FrameReader
 from torchperf_ros.workers.protocol import (
@@ -187,6 +188,10 @@ class Session:
             self._reply_with(first, self._infer, first, inputs[0])
             return
         leave_ns = min((each.request.leave_ns for each in frames if each.request.leave_ns), default=0)
+        rows = sum(each[0].shape[0] for each in inputs)
+        joined = self._text_of(tuple((rows, *tensor.shape[1:]) for tensor in inputs[0]))
+        for frame in frames:  # a frame's record says what the model got
+            frame.response.shapes = joined
         try:
             with self._capture.mark("inference"):
                 shares, took_ns = run_together(self._tiers[first.request.tier], inputs, leave_ns)
@@ -304,8 +309,12 @@ class Session:
     def _shapes_of(self, tensors: Inputs) -> bytes:
         is_row = isinstance(tensors, (tuple, list))
         shapes = tuple(getattr(tensor, "shape", ()) for tensor in tensors) if is_row else None
-        if (text := self._shape_texts.get(shapes)) is None:
+        if shapes not in self._shape_texts:
             check_inputs(tensors)
+        return self._text_of(shapes)
+
+    def _text_of(self, shapes: tuple[Any, ...] | None) -> bytes:
+        if (text := self._shape_texts.get(shapes)) is None:
             if len(self._shape_texts) >= _MOST_SHAPE_TEXTS:
                 self._shape_texts.clear()
             text = self._shape_texts[shapes] = shapes_text(shapes or ())
@@ -411,3 +420,123 @@ def seed_from(seed: int | None, what: object) -> None:
     torch.default_generator.manual_seed(number)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(number)
+
+
+_BYTES_PER_PIXEL: Final = {
+    "mono8": 1,
+    "8UC1": 1,
+    "mono16": 2,
+    "16UC1": 2,
+    "rgb8": 3,
+    "bgr8": 3,
+    "8UC3": 3,
+    "rgba8": 4,
+    "bgra8": 4,
+    "32FC1": 4,
+}
+_MISTAKES: Final = (
+    LookupError,
+    TypeError,
+    AttributeError,
+    ValueError,
+)  # what a wrong idea of `outputs` raises
+
+
+class PostprocessError(AdapterError):
+    """`postprocess` failed; the message has the line, and what the model returned."""
+
+
+def output_message(
+    adapter: Adapter,
+    outputs: Any,  # noqa: ANN401
+    messages: Mapping[str, Received],
+    kind: str,
+) -> memoryview:
+    """What `postprocess` makes of a model's outputs, as CDR bytes of the message type `kind`.
+
+    Bytes are taken as they are.
+
+    Raises:
+        PostprocessError: it raised what comes of taking the outputs for something else; or it gave no such
+            message.
+        InvalidOutput: the message contradicts itself.
+        Exception: what else it raises.
+    """
+    try:
+        message = adapter.postprocess(outputs, messages)
+    except _MISTAKES as error:
+        reported, got = f"{type(error).__name__}: {error}{place_of(error, adapter)}", described(outputs)
+        hint = f"the model of build() returns {got}; postprocess(outputs) got it whole"
+        raise PostprocessError(f"{reported}; {hint}") from error
+    if isinstance(message, bytes):
+        return memoryview(message)
+    if message is None:
+        raise PostprocessError(f"postprocess gave None; it has to give a {kind}")
+    try:
+        data = encode(message, kind)
+    except Exception as error:  # wrong fields may lead the encoder to any
+        reported = (
+            f"{described(message)}, which cannot be encoded as {kind} ({type(error).__name__}: {error})"
+        )
+        hint = "lists of numbers have to be numpy arrays of one dimension, of the field's type"
+        raise PostprocessError(f"postprocess gave {reported}; {hint}") from error
+    if why := contradiction(message, kind):
+        raise InvalidOutput(f"the {kind} contradicts itself: {why}")
+    return data
+
+
+def check_inputs(given: Any) -> None:  # noqa: ANN401 - what a user's method gives
+    """Pass a tuple of tensors.
+
+    Raises:
+        AdapterError: `preprocess` gave something else; a tensor would be taken apart along its first
+            dimension.
+    """
+    if isinstance(given, torch.Tensor):
+        raise AdapterError(
+            f"preprocess gave {described(given)} alone; it has to give a tuple of tensors: (tensor,)"
+        )
+    if not isinstance(given, (tuple, list)) or not all(isinstance(each, torch.Tensor) for each in given):
+        raise AdapterError(f"preprocess gave {described(given)}; it has to give a tuple of tensors")
+
+
+# a message of rosbags, whose arrays are numpy's
+def contradiction(message: Any, kind: str) -> str:  # noqa: ANN401
+    """What in a message contradicts itself, "" if nothing.
+
+    Sizes of images, clouds, grids and arrays; 0.1 to 0.8 us.
+    """
+    why = ""
+    if kind == "sensor_msgs/msg/Image":
+        found, height, step = message.data.size, message.height, message.step
+        least = message.width * _BYTES_PER_PIXEL.get(message.encoding, 0)
+        if step < least:
+            why = f"step is {step}; {message.width} pixels of {message.encoding} take {least}"
+        elif found != height * step:
+            why = f"data has {found} bytes; {height} rows of {step} bytes are {height * step}"
+    elif kind == "sensor_msgs/msg/CompressedImage":
+        why = "" if message.data.size else "data is empty"
+    elif kind == "sensor_msgs/msg/PointCloud2":
+        found, height, step = message.data.size, message.height, message.row_step
+        if found != height * step or step < message.width * message.point_step:
+            why = (
+                f"data has {found} bytes; height {height} x row_step {step} is {height * step},"
+                f" width {message.width} x point_step {message.point_step}"
+            )
+    elif kind == "nav_msgs/msg/OccupancyGrid":
+        found, height, width = message.data.size, message.info.height, message.info.width
+        why = (
+            ""
+            if found == height * width
+            else f"data has {found} cells; {height} rows of {width} are {height * width}"
+        )
+    elif kind.endswith("MultiArray") and message.layout.dim:
+        found, sizes = len(message.data), [dim.size for dim in message.layout.dim]
+        reported = message.layout.data_offset + math.prod(sizes)
+        labelled = set(sizes) == {1}  # one entry for each label, as in this package
+        why = (
+            ""
+            if labelled or found >= reported
+            else f"data has {found} values; its dimensions make {reported}"
+        )
+    return why

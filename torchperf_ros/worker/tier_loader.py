@@ -17,10 +17,8 @@ from torchperf_ros.api.adapter import Adapter
 from torchperf_ros.api.errors import ConfigError, one_line
 from torchperf_ros.engines.built_tier import BuiltTier, Inputs, build_model, scoring_of, varying_dims
 from torchperf_ros.engines.device import Device
-from torchperf_ros.engines.engine import EngineUnavailable, Runner, finished
+from torchperf_ros.engines.engine import CaptureFailed, CaptureRecord, EngineUnavailable, Runner, finished
 from torchperf_ros.engines.fingerprint import code_hash, files_hash, identify, weights_hash
-from torchperf_ros.engines.graph import CaptureFailed, CaptureRecord
-from torchperf_ros.engines.kept_state import KeptState
 from torchperf_ros.engines.package import (
     ENGINES,
     Package,
@@ -29,15 +27,20 @@ from torchperf_ros.engines.package import (
     users_package,
     ways_of,
 )
-from torchperf_ros.engines.parity import ParityError, check_engine, depends_on_state, random_inputs
+from torchperf_ros.engines.parity import (
+    KeptState,
+    ParityError,
+    check_engine,
+    depends_on_state,
+    random_inputs,
+)
 from torchperf_ros.engines.shape_runner import ShapeRunner
 from torchperf_ros.settings.build_options import AUTO, GRAPH, OF_PARTS, BuildOptions
 from torchperf_ros.worker.batching import batch_shapes
 from torchperf_ros.worker.tier import InvalidOutput, OutputCheck, Tier
 from torchperf_ros.workers.control import TierFacts
-from torchperf_ros.workers.engine_choice import EAGER
 from torchperf_ros.workers.package_cache import open_cache, use_compiler_cache
-from torchperf_ros.workers.package_manifest import Identity, PackageError, check_package
+from torchperf_ros.workers.package_manifest import EAGER, Identity, PackageError, check_package
 from torchperf_ros.workers.worker_setup import WorkerSetup
 
 _NOT_YET = "not compiled yet"

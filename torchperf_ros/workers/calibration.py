@@ -63,10 +63,11 @@ def usual_p99(window: SortedWindow, spared: int = 0) -> float:
         window: the samples, at least one.
         spared: so many of the worst do not count, stalls or not, as long as one sample is left.
     """
+    count = len(window)
     usual = window.count_up_to(_OUTLIER_RATIO * window.quantile(0.5))
-    stalls = len(window) - usual
-    counted = usual if stalls <= max(1.0, _OUTLIER_SHARE * len(window)) else len(window)
-    return window.quantile(0.99, max(1, min(counted, len(window) - spared)))
+    if count - usual > max(1.0, _OUTLIER_SHARE * count):
+        usual = count
+    return window.quantile(0.99, max(1, min(usual, count - spared)))
 
 
 @dataclass(frozen=True)

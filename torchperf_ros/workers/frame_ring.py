@@ -109,10 +109,12 @@ class FrameRing:
         """
         end = self._head % self.capacity + max(length, self._longest)
         if end > self._room and not self._may_grow(end - self._room):
-            end = self._room
+            # In a short round that is the rest of it: such a record begins the next one.
+            end = 0 if self._records else self._room
         if end <= self._at_hand:
             return
-        begin = self._at_hand // mmap.PAGESIZE * mmap.PAGESIZE
+        # What a slot has beyond its record lies before the head, and is not touched.
+        begin = max(self._at_hand, self._head % self.capacity) // mmap.PAGESIZE * mmap.PAGESIZE
         self._at_hand = end
         with contextlib.suppress(OSError):  # an older kernel: then frames pay for it
             for at in range(
@@ -208,7 +210,7 @@ class FrameRing:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of memory that the ring has touched so far."""
+        """Bytes of memory that the ring has touched so far, at most."""
         return self._at_hand
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from torchperf_ros.api.alert import Alert, Level
 from torchperf_ros.api.clock import NS_PER_S
 from torchperf_ros.api.errors import TorchperfError
-from torchperf_ros.settings.user_folder import make_private, user_folder
+from torchperf_ros.settings.files import make_private, user_folder
 
 _MIB = 1 << 20
 _PART = ".part-"

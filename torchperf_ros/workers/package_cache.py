@@ -14,14 +14,15 @@ from typing import IO
 
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.settings.build_options import PACKAGE_SUFFIXES
-from torchperf_ros.settings.user_folder import exposed, make_private, user_folder
-from torchperf_ros.workers.engine_choice import EngineChoice, read_choice
+from torchperf_ros.settings.files import exposed, make_private, user_folder
 from torchperf_ros.workers.package_manifest import (
+    EngineChoice,
     Identity,
     Manifest,
     PackageError,
     is_exported_program,
     manifest_path,
+    read_choice,
     read_manifest,
 )
 

@@ -41,13 +41,15 @@ from torchperf_ros.workers.worker_state import WorkerState
 _FIRST_DELAY_NS = NS_PER_S // 2
 _LONGEST_DELAY_NS = 30 * NS_PER_S
 _LASTING_DEATHS = 3
+_PROVEN_FRAMES = 150  # of a camera of 30 Hz in 5 s; a worker of several streams handles them sooner
 
 
 class RestartPolicy:
     """Exponential back-off over early deaths, those within `proven_s` of being ready.
 
-    A worker that had served for longer is replaced at once, and what came before is forgotten; so is one
-    that dies early for the first time. Each further early death doubles the delay, from 0.5 up to 30 s.
+    A worker that had served for longer, or as many frames as a camera sends in that time, is replaced at
+    once, and what came before is forgotten; so is one that dies early for the first time. Each further
+    early death doubles the delay, from 0.5 up to 30 s.
     After three early deaths in a row the failure is lasting: health says so, and the delay goes on growing
     as before. After an error that no restart mends the failure is lasting at once, and the delay the
     longest.
@@ -59,13 +61,14 @@ class RestartPolicy:
         self._early_deaths = 0
         self._permanent = False
 
-    def died(self, ready_at_ns: int | None) -> int:
-        """A worker died that was ready at `ready_at_ns` (None.
+    def died(self, ready_at_ns: int | None, frames: int = 0) -> int:
+        """A worker died that was ready at `ready_at_ns` (None: never), and had handled so many frames.
 
-        Never); returns when to start its replacement, in ns.
+        Returns when to start its replacement, in ns.
         """
         now_ns = self._clock()
-        proven = ready_at_ns is not None and now_ns - ready_at_ns >= self._proven_ns
+        has_served = ready_at_ns is not None and now_ns - ready_at_ns >= self._proven_ns
+        proven = has_served or frames >= _PROVEN_FRAMES
         self._early_deaths = 0 if proven else self._early_deaths + 1
         self.restarts += 1
         if self._permanent:
@@ -402,7 +405,7 @@ class WorkerPool:
     ) -> None:
         """There is no worker at this place; say so, and when the next one is tried."""
         policy = self.policies[number]
-        self._start_at_ns[number] = policy.died(ready_at_ns)
+        self._start_at_ns[number] = policy.died(ready_at_ns, 0 if worker is None else worker.handled)
         if worker is not None:
             self._log("error" if policy.gave_up else "warn", f"{self.config.name}: {reason}")
         self._tell_death(worker, reason, lasting=policy.gave_up)

@@ -1,6 +1,7 @@
 """One worker process seen from the node: forked, given frames, killed."""
 
 import contextlib
+import fcntl
 import os
 import signal
 import socket
@@ -23,7 +24,6 @@ from torchperf_ros.workers.control import (
 )
 from torchperf_ros.workers.fork_server import ForkServer
 from torchperf_ros.workers.frame_ring import FrameRing
-from torchperf_ros.workers.printed_lines import PrintedLines
 from torchperf_ros.workers.process_setup import is_ending, is_readable, set_nice
 from torchperf_ros.workers.protocol import (
     MAX_CONTROL_BYTES,
@@ -114,8 +114,13 @@ class Backlog:
         self._sent = self._handled_at_last_look = self._waiting_since_ns = 0
 
     @property
+    def handled(self) -> int:
+        """How many frames the worker has finished, well or not; those that it only observed count too."""
+        return self._results.handled
+
+    @property
     def is_empty(self) -> bool:
-        return self._results.handled == self._sent
+        return self.handled == self._sent
 
     def sent(self, frames: int) -> None:
         self._sent += frames
@@ -126,7 +131,7 @@ class Backlog:
 
     def stuck_ms(self, now_ns: int) -> float:
         """For how long it has not finished what it was given; the pool asks now and then."""
-        handled = self._results.handled
+        handled = self.handled
         if handled != self._handled_at_last_look:
             self._handled_at_last_look, self._waiting_since_ns = handled, now_ns
         return 0.0 if handled == self._sent else (now_ns - self._waiting_since_ns) / NS_PER_MS
@@ -424,6 +429,11 @@ class WorkerProcess:
 
     # -- everything else, on the pool's thread
 
+    @property
+    def handled(self) -> int:
+        """How many frames it has finished; not asked once it is closed."""
+        return self.backlog.handled
+
     def stuck_ms(self, now_ns: int) -> float:
         """For how long it has not finished what it was given; none of the time while it is held."""
         if self.life.state is WorkerState.HELD:
@@ -547,3 +557,52 @@ class WorkerProcess:
 
 def _frame_words(stream: int, seq: int) -> str:
     return f"{seq} of stream {stream}" if stream else str(seq)
+
+
+_TAIL_BYTES = 4_000
+_SHOWN_BYTES = 16_384  # of what was printed since the last look
+_LINES_A_SECOND = 20
+_PIPE_BYTES = (
+    1 << 20
+)  # what a worker has printed and the pool has not read yet: what fits does not hold it up
+
+
+class PrintedLines:
+    """The pool's end of the pipe into which a worker prints.
+
+    A model that prints megabytes slows down itself, not the node.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self._tail = b""
+        self._since_ns = self._left_out = 0
+        self._lines_left = _LINES_A_SECOND
+        os.set_blocking(descriptor, False)
+        with contextlib.suppress(PermissionError):  # beyond what the user may have in pipes
+            fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+
+    def read(self, now_ns: int) -> tuple[list[str], int, bool]:
+        """Lines since the last call, at most 20 a second; bytes that were left out; whether more can come."""
+        left_out = 0
+        if now_ns - self._since_ns > NS_PER_S:
+            self._since_ns, self._lines_left = now_ns, _LINES_A_SECOND
+            left_out, self._left_out = self._left_out, 0
+        try:
+            data = os.read(self.descriptor, _PIPE_BYTES)
+        except BlockingIOError:
+            return [], left_out, True
+        self._tail = (self._tail + data[-_TAIL_BYTES:])[-_TAIL_BYTES:]
+        shown, rest = data[:_SHOWN_BYTES], data[_SHOWN_BYTES:]
+        lines = [line for line in shown.decode(errors="replace").splitlines() if line.strip()]
+        self._left_out += sum(len(line) + 1 for line in lines[self._lines_left :]) + len(rest)
+        lines = lines[: self._lines_left]
+        self._lines_left -= len(lines)
+        return lines, left_out, bool(data)
+
+    @property
+    def tail(self) -> str:
+        return self._tail.decode(errors="replace").strip()
+
+    def close(self) -> None:
+        os.close(self.descriptor)

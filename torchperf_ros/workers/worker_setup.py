@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from torchperf_ros.api.errors import ConfigError
-from torchperf_ros.settings.build_options import BuildOptions
+from torchperf_ros.settings.build_options import BuildOptions, ShapeOptions
 from torchperf_ros.settings.config import NodeConfig, StageConfig
-from torchperf_ros.settings.shape_options import ShapeOptions
 from torchperf_ros.workers.calibration import Batching, Calibration
 from torchperf_ros.workers.incident_folder import EvidenceLimits
 from torchperf_ros.workers.package_cache import find_package, open_cache, package_folders

@@ -1,4 +1,4 @@
-"""`torchperf drive`: one drive, shown, in a terminal in real time, and written down."""
+"""`torchperf drive`: one drive, shown, in a terminal in real time, and written down with pictures."""
 
 import contextlib
 import json
@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from rich import box
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from torchperf_ros.api.errors import ConfigError
-from torchperf_ros.world.drive_page import ended, write_page
-from torchperf_ros.world.latencies import FAULTS, RATED
+from torchperf_ros.observe.runs.report import Block, Page, number_cell, table
+from torchperf_ros.world.latencies import FAULTS, RATED, usual_times
 from torchperf_ros.world.loop import (
     ARMS,
     NAIVE_ARMS,
@@ -32,7 +32,135 @@ from torchperf_ros.world.loop import (
     parameters_of,
 )
 from torchperf_ros.world.scenarios import SCENARIOS, TRAFFIC, describe
-from torchperf_ros.world.world import World
+from torchperf_ros.world.vehicles import LENGTH_M, REAR_M, WIDTH_M
+from torchperf_ros.world.world import Moment, World
+
+_CORNERS = np.array([[0.5, 0.5], [0.5, -0.5], [-0.5, -0.5], [-0.5, 0.5], [0.5, 0.5]])
+OURS, _OTHERS, WALL, HIT = "#00704f", "#0072b2", "#8a8f96", "#b32d00"
+
+
+def write_page(one: Drive, driven: Driven, path: Path) -> None:
+    """The drive as one HTML file that needs no network."""
+    import plotly.graph_objects as go
+
+    score, trace, page = driven.score, driven.world.trace, Page()
+    what, source = describe(one.scenario.name)
+    hit = "bad" if score.collision else "good"
+    page.top.append(
+        {
+            "kind": "tiles",
+            "tiles": [
+                (f"{3.6 * score.impact_ms:.0f} km/h" if score.collision else "none", "collision", hit),
+                (f"{score.min_ttc_s:.1f} s", "least time to collision (at most 3)", ""),
+                (f"{score.progress_m:.0f} m", "progress", ""),
+                (f"{score.hardest:.1f} m/s²", "hardest braking", ""),
+                (len(driven.injected), "faults injected", ""),
+                *(
+                    [("latched", f"the emergency lane, after {driven.latch}", "bad")]
+                    if driven.latch
+                    else []
+                ),
+            ],
+        }
+    )
+    road = go.Figure()
+    for edge in one.scenario.road:
+        points = one.scenario.lane.at(np.arange(-20.0, driven.world.progress_m + 60.0, 2.0), edge)
+        road.add_scatter(
+            x=points[:, 0].round(2).tolist(),
+            y=points[:, 1].round(2).tolist(),
+            mode="lines",
+            line={"color": WALL},
+            hoverinfo="skip",
+            showlegend=False,
+        )
+    for index in range(0, len(trace), 20):
+        for colour, outline in outlines(driven, trace[index]):
+            road.add_scatter(
+                x=outline[:, 0].round(2).tolist(),
+                y=outline[:, 1].round(2).tolist(),
+                fill="toself",
+                mode="lines",
+                line={"color": colour, "width": 1},
+                opacity=0.5,
+                showlegend=False,
+                name=f"{trace[index].at_s:.1f} s",
+            )
+    own = [moment.vehicle[0] for moment in trace]
+    road.update_layout(
+        height=280, xaxis={"title": "m", "range": [min(own) - 40, max(own) + 60]}, yaxis={"title": "m"}
+    )
+    at_s = [moment.at_s for moment in trace]
+    speed = _line(at_s, [3.6 * moment.vehicle[3] for moment in trace], "km/h", OURS)
+    ttc = _line(at_s, [min(moment.ttc_s, 3.0) for moment in trace], "s", HIT)
+    for stamp_ns, kind in driven.injected:
+        speed.add_vline(
+            x=(stamp_ns - driven.world.start_ns) / 1e9,
+            line={"dash": "dot", "width": 1},
+            annotation_text=kind,
+            annotation_textangle=-90,
+            annotation_font_size=9,
+            annotation_position="bottom left",
+        )
+    page.section(
+        "From above, once a second: green is this vehicle, red where it hit something, blue the others",
+        [page.plots(("", road))],
+    )
+    page.section(
+        "Speed and time to collision",
+        [page.plots(("Speed, and the faults", speed), ("Time to collision", ttc))],
+    )
+    page.section("Parameters", [_table(one.scenario.drawn), {"kind": "soft", "text": f"{what}; {source}"}])
+    page.section("Plans", [_table(driven.counts), {"kind": "soft", "text": f"{one.arm}: {ARMS[one.arm]}"}])
+    footer = f"torchperf drive --scenario {one.scenario.name} --seed {one.scenario.seed} --arm {one.arm}"
+    footer += f" --load {one.load} --faults {one.faults}"
+    for option, value in (("times", one.times), ("restart-ms", one.restart_ms)):
+        footer += f" --{option} {value}" if value is not None else ""
+    path.write_text(page.render(title_of(one, driven), f"{what}.", footer), encoding="utf-8")
+
+
+def outlines(driven: Driven, moment: Moment) -> list[tuple[str, Any]]:
+    """Colour and corners of everybody; the vehicle comes last."""
+    kinds = [WALL if body.kind == "wall" else _OTHERS for body in driven.world.bodies]
+    x, y, yaw, _ = moment.vehicle
+    ahead = 0.5 * LENGTH_M - REAR_M
+    own = (x + ahead * math.cos(yaw), y + ahead * math.sin(yaw), yaw, 0.0, 0.0, LENGTH_M, WIDTH_M)
+    last = driven.score.collision and moment is driven.world.trace[-1]
+    outlines = []
+    for colour, shape in [*zip(kinds, moment.boxes.tolist(), strict=True), (HIT if last else OURS, own)]:
+        corners, (cosine, sine) = _CORNERS * shape[5:], (math.cos(shape[2]), math.sin(shape[2]))
+        outlines.append((colour, corners @ np.array([[cosine, sine], [-sine, cosine]]) + shape[:2]))
+    return outlines
+
+
+# plotly has no types
+def _line(at_s: list[float], values: list[Any], unit: str, colour: str) -> Any:  # noqa: ANN401
+    import plotly.graph_objects as go
+
+    rounded = [None if value is None else round(value, 2) for value in values]
+    figure = go.Figure(
+        go.Scatter(x=at_s, y=rounded, mode="lines", line={"color": colour}, showlegend=False)
+    )
+    figure.update_layout(height=300, xaxis={"title": "s"}, yaxis={"title": unit, "rangemode": "tozero"})
+    return figure
+
+
+def _table(values: dict[str, Any]) -> Block:
+    return table(("", ""), [[name, number_cell(f"{value:g}")] for name, value in values.items()])
+
+
+def title_of(one: Drive, driven: Driven) -> str:
+    name = (
+        f"{one.scenario.name}, seed {one.scenario.seed}, {one.arm}, load x{one.load}, faults {one.faults}"
+    )
+    return f"{name}: {ended(driven)}"
+
+
+def ended(driven: Driven) -> str:
+    if not driven.score.collision:
+        return "no collision"
+    return f"hit a {driven.world.seen.hit} at {3.6 * driven.score.impact_ms:.1f} km/h"
+
 
 _COLLISION: Final = 1
 _BEHIND_M, _BESIDE_M = 25.0, 9.0  # of the view
@@ -61,7 +189,7 @@ def test_the_vehicle_hits_nothing():
 @pytest.mark.fieldlog("drive.mcap")
 def test_plans_are_as_they_were(replay, golden):
     """What the stages make of what the sensors sent; `pytest --refresh-golden` writes the golden plans."""
-    golden.check(replay(params="drive.yaml", pace="{pace}"), "planning")
+    golden.check(replay(params="drive.yaml", pace="virtual"{step_times}), "planning")
 '''
 
 
@@ -72,9 +200,7 @@ def list_choices(shown: Console) -> None:
         ("faults", list(FAULTS.items())),
         ("faults by rate, as KIND=NUMBER a minute", list(RATED.items())),
     ):
-        table = Table(
-            title=title, title_justify="left", box=box.SIMPLE_HEAD, show_header=False, padding=(0, 1)
-        )
+        table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, show_header=False, padding=(0, 1))
         for row in rows:
             table.add_row(*row)
         shown.print(table)
@@ -152,7 +278,7 @@ def _print(shown: Console, one: Drive, driven: Driven) -> None:
 
 
 def _write(one: Drive, driven: Driven, folder: Path) -> list[str]:
-    """Names of the files: page, figures, parameters of the stages, and the test."""
+    """Names of the files: page, figures, parameters of the stages, the test, and what that needs."""
     scenario = one.scenario
     write_page(one, driven, folder / "drive.html")
     row = {
@@ -160,7 +286,9 @@ def _write(one: Drive, driven: Driven, folder: Path) -> list[str]:
         "seed": scenario.seed,
         "arm": one.arm,
         "load": one.load,
-        "faults": one.faults,
+        "goes_wrong": one.faults,
+        "times": None if one.times is None else one.times.name,
+        "restart_ms": one.restart_ms,
         "drawn": scenario.drawn,
         **driven.row(),
     }
@@ -174,11 +302,17 @@ def _write(one: Drive, driven: Driven, folder: Path) -> list[str]:
     (folder / "drive.yaml").write_text(text + "\n", encoding="utf-8")
     test = folder / f"test_{scenario.name}_{scenario.seed}_{one.arm}.py"
     when = f"load x{one.load}, faults {one.faults}"
-    pace = "virtual" if own is one else "fast"  # only our own logs say how long a run took
-    options = ""
+    names = ["drive.html", "drive.json", "drive.yaml", test.name]
+    options = step_times = ""
     if one.times is not None:
-        beside = f'Path(__file__).with_name("{one.times.name}")'
-        options = f", times={beside if one.times.parent == folder else repr(one.times)}"
+        options = f', times=Path(__file__).with_name("{one.times.name}")'
+    if own is not one:  # only our own logs say how long a run took
+        table = one.times
+        if table is None:
+            table = folder / "step_times.yaml"
+            table.write_text(json.dumps(usual_times(one.load), indent=1) + "\n", encoding="utf-8")
+            names.append(table.name)
+        step_times = f', step_times="{table.name}"'
     # How long a naive node takes says nothing of the arm that is tested in its place.
     options += "" if one.restart_ms is None or one.arm in NAIVE_ARMS else f", restart_ms={one.restart_ms}"
     test.write_text(
@@ -186,7 +320,7 @@ def _write(one: Drive, driven: Driven, folder: Path) -> list[str]:
             title=f"{scenario.name}, seed {scenario.seed}, {one.arm}",
             when=when,
             end=ended(driven),
-            pace=pace,
+            step_times=step_times,
             name=scenario.name,
             seed=scenario.seed,
             arm=own.arm,
@@ -196,7 +330,7 @@ def _write(one: Drive, driven: Driven, folder: Path) -> list[str]:
         ),
         encoding="utf-8",
     )
-    return ["drive.html", "drive.json", "drive.yaml", test.name]
+    return names
 
 
 class LiveView(Live):

@@ -14,7 +14,7 @@ _SENSORS = ("camera", "lidar")
 def drive(  # noqa: PLR0913, PLR0917 - the options of the command
     scenario: Annotated[str, Option(help="Which situation; list: show all choices.")] = "cut_in",
     seed: Annotated[
-        int, Option(min=0, max=1_000_000, help="Draws its parameters, the latencies and the faults.")
+        int, Option(help="Draws its parameters, the latencies and the faults; 0 to 440,000.")
     ] = 1,
     arm: Annotated[str, Option(help="Who drives, see --scenario list.")] = "full",
     load: Annotated[int, Option(help="Work on the machine: 1, or 4 times as much.")] = 1,

@@ -13,7 +13,7 @@ from typing import Final
 from torchperf_ros.api.clock import NS_PER_S
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.api.outcome import Outcome
-from torchperf_ros.replay.virtual.step_times import RunTimes, Spread, StageTimes, TierTimes
+from torchperf_ros.replay.step_times import RunTimes, Spread, StageTimes, TierTimes
 from torchperf_ros.world.world import start_ns
 
 STAGES: Final = ("perception", "planning")
@@ -63,6 +63,8 @@ _OF_FRAMES: Final = {"poison_stall": 0.01, "poison_hang": 0.003, "poison_sigkill
 _EVERY_NS: Final = 10 * NS_PER_S
 _BLIND: Final = 0.05
 _MOST_A_MINUTE: Final = 60.0
+_RAREST: Final = 1e-9  # a second: one in 30 years, which no drive meets, and whose time is a number still
+_MOST_RESTART_MS: Final = 3.6e6
 _ENDINGS: Final = {
     "raise": Outcome.ERROR,
     "nan": Outcome.INVALID,
@@ -73,9 +75,17 @@ _ENDINGS: Final = {
 }
 
 
+def usual_times(load: int) -> dict[str, dict[str, dict[str, float]]]:
+    """What the reference networks take as a rule, as a table for `replay --times`."""
+    return {
+        stage: {tier: {"inference_ms": ms * load} for tier, ms in zip(TIERS, medians_ms, strict=True)}
+        for stage, medians_ms in _MEDIANS_MS.items()
+    }
+
+
 def _rates(faults: str) -> dict[str, float]:
     """How often a minute each kind comes, of a text such as `hang=0.5,sigkill=2`."""
-    rates: dict[str, float] = {}
+    named: dict[str, float] = {}
     for part in faults.split(","):
         kind, _, number = (word.strip() for word in part.partition("="))
         try:
@@ -87,14 +97,17 @@ def _rates(faults: str) -> dict[str, float]:
                 f"faults {part.strip()!r} cannot be read; it has to be KIND=NUMBER, so many a minute, 0 to"
                 f" {_MOST_A_MINUTE:g}, where KIND is one of: {', '.join(RATED)}"
             )
-        rates |= dict.fromkeys(_OF_A_RUN if kind == EACH else (kind,), rate)
-    return rates
+        if kind in named:
+            raise ConfigError(f"faults {faults!r}: names {kind} twice; it has to be named once")
+        named[kind] = rate
+    each = named.pop(EACH, None)
+    return named if each is None else dict.fromkeys(_OF_A_RUN, each) | named
 
 
 def _now_and_then(seed: int, kind: str, per_minute: float, start_ns: int) -> Iterator[tuple[int, str]]:
     rng, at_s = random.Random(f"{seed} rate {kind}"), 0.0
     while True:
-        at_s += rng.expovariate(per_minute / 60.0)
+        at_s += rng.expovariate(max(per_minute / 60.0, _RAREST))
         yield start_ns + round(at_s * NS_PER_S), rng.choice(STAGES)
 
 
@@ -126,12 +139,16 @@ class DrawnRuns:
         self._rates = _rates(self.faults) if "=" in self.faults else {}
         if not self._rates and self.faults not in FAULTS:
             raise ConfigError(
-                f"faults {self.faults!r} are not there; it has to be one of: {', '.join(FAULTS)}; or so"
+                f"faults {self.faults!r} are not there; they have to be one of: {', '.join(FAULTS)}; or so"
                 " many a minute, such as hang=0.5,sigkill=2"
             )
         if self.load not in _P99_SHARE:
             raise ConfigError(
                 f"load {self.load} is not there; it has to be one of: {', '.join(map(str, _P99_SHARE))}"
+            )
+        if not 0.0 <= self.restart_ms <= _MOST_RESTART_MS:
+            raise ConfigError(
+                f"restart {self.restart_ms:g} ms is not allowed; it has to be 0 to {_MOST_RESTART_MS:,.0f} ms"
             )
         begin_ns = start_ns(self.seed)
         coming: dict[str, Iterator[tuple[int, str]]] = {

@@ -18,23 +18,26 @@ from torchperf_ros.api.clock import NS_PER_MS, NS_PER_S
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.api.messages import decode
 from torchperf_ros.api.outcome import Outcome
-from torchperf_ros.models.driving_messages import (
+from torchperf_ros.models.closed_loop import (
+    AHEAD_S,
     FRAME,
     PATH,
+    RANGES_M,
+    Blindness,
+    Centreline,
     objects_of,
     path_bytes,
+    plan_along,
     pose_of,
     route_bytes,
 )
-from torchperf_ros.models.driving_rules import AHEAD_S, RANGES_M, Blindness, Centreline, plan_along
 from torchperf_ros.models.road_scene import CAMERA_HEIGHT_M, HORIZON, HORIZONTAL_FOV_DEG
 from torchperf_ros.replay.log_feed import absolute
-from torchperf_ros.replay.output_log import OutputLog
 from torchperf_ros.replay.replay_options import paced
-from torchperf_ros.replay.replay_record import ReplayRecord
+from torchperf_ros.replay.replay_record import OutputLog, ReplayRecord
 from torchperf_ros.replay.replay_stages import ReplayStages
-from torchperf_ros.replay.virtual.step_times import read_step_times
-from torchperf_ros.replay.virtual.virtual_stage import KeptPools, VirtualPace
+from torchperf_ros.replay.step_times import read_step_times
+from torchperf_ros.replay.virtual_stage import KeptPools, VirtualPace
 from torchperf_ros.safety.emergency import Emergency
 from torchperf_ros.safety.guard import Guard
 from torchperf_ros.settings.params_file import config_of

@@ -14,12 +14,16 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from torchperf_ros.api.errors import ConfigError
-from torchperf_ros.models.driving_rules import Centreline
+from torchperf_ros.models.closed_loop import Centreline
 from torchperf_ros.world.vehicles import LENGTH_M, REAR_M, WIDTH_M, Body
 
 LANE_M: Final = 3.5
 _FRONT_M: Final = LENGTH_M - REAR_M
 _KMH: Final = 1 / 3.6
+
+
+# Later ones would begin at a ROS time, see `start_ns`, whose seconds no message holds.
+MOST_SEED: Final = 440_000
 
 
 @dataclass(frozen=True)
@@ -270,9 +274,11 @@ def describe(name: str) -> tuple[str, str]:
 def draw_scenario(name: str, seed: int) -> Scenario:
     """The scenario with the parameters that this seed draws.
 
-    Raises `ConfigError` where there is no such scenario.
+    Raises `ConfigError` where there is no such scenario, or the seed is out of range.
     """
     builder, *_ = _builder(name)
+    if not 0 <= seed <= MOST_SEED:
+        raise ConfigError(f"seed {seed} is not allowed; it has to be 0 to {MOST_SEED}")
     draw = _Draw(random.Random(f"{name} {seed}"))
     lane, speed, bodies, duration_s = builder(draw)
     overtakes = 0 if builder is _overtake else -1

@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from torchperf_ros.api.clock import NS_PER_S
-from torchperf_ros.models.driving_rules import Centreline, Floats, idm
+from torchperf_ros.models.closed_loop import Centreline, Floats, idm
 from torchperf_ros.safety.stop_output import TimedPath
 
 DT_S: Final = 0.01

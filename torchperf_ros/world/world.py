@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from torchperf_ros.api.clock import NS_PER_S
-from torchperf_ros.models.driving_rules import Floats
+from torchperf_ros.models.closed_loop import Floats
 from torchperf_ros.world.scenarios import LANE_M, Scenario
 from torchperf_ros.world.vehicles import DT_S, LENGTH_M, REAR_M, WIDTH_M, Vehicle, box_of, overlap
 

@@ -54,7 +54,7 @@ def build_times(on_step: Callable[[BuildTimes], None] = lambda _: None) -> Itera
     from torch._dynamo import utils
     from torch._inductor import cpp_builder
 
-    from torchperf_ros.engines import aoti, package_build, package_engine
+    from torchperf_ros.engines import file_engines, package_build, package_engine
 
     times, before = BuildTimes(), _torchs(utils)
 
@@ -75,8 +75,8 @@ def build_times(on_step: Callable[[BuildTimes], None] = lambda _: None) -> Itera
             (cpp_builder, "run_compile_cmd", _COMPILER),
             (torch._inductor, "aoti_compile_and_package", "AOTInductor, all of it"),
             (torch.export, "export", "export"),
-            (aoti, "load_package", "loading"),
-            (aoti, "time_interleaved", "timing variants"),
+            (file_engines, "load_package", "loading"),
+            (file_engines, "time_interleaved", "timing variants"),
             (package_build, "check_engine", "comparing with eager"),
             (package_build, "time_interleaved", "timing"),
             (package_build, "compare", "choosing"),

@@ -23,10 +23,9 @@ from benchmarks.rig.cuda.networks import ADAPTER, NetworkAdapter
 from benchmarks.rig.cuda.place import THREADS, Found, Place
 from benchmarks.rig.report import say
 from torchperf_ros.engines.built_tier import BuiltTier
-from torchperf_ros.engines.device import Device
+from torchperf_ros.engines.device import Device, Timing, time_interleaved
 from torchperf_ros.engines.package import make_runner
 from torchperf_ros.engines.package_build import do_job
-from torchperf_ros.engines.stopwatch import Timing, time_interleaved
 from torchperf_ros.settings.build_options import BuildOptions
 from torchperf_ros.worker.tier import Tier
 from torchperf_ros.worker.tier_loader import TierLoader

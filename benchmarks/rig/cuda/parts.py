@@ -26,8 +26,8 @@ from benchmarks.rig.cuda.stages import WorkerStage, cameras, contexts, steps
 from benchmarks.rig.report import machine as describe_machine
 from benchmarks.rig.report import say
 from torchperf_ros.api.outcome import Outcome
+from torchperf_ros.engines.device import time_interleaved
 from torchperf_ros.engines.outputs import tensors_in
-from torchperf_ros.engines.stopwatch import time_interleaved
 from torchperf_ros.models.camera import CameraAdapter
 from torchperf_ros.settings.build_options import BuildOptions
 from torchperf_ros.stage.frame import Answer

@@ -12,8 +12,7 @@ from typing import Any, Final
 import psutil
 import torch
 
-from torchperf_ros.engines.device import Device, choose_device
-from torchperf_ros.engines.stopwatch import Timing
+from torchperf_ros.engines.device import Device, Timing, choose_device
 
 THREADS: Final = 1
 MIB: Final = 1 << 20

@@ -13,7 +13,7 @@ from torchperf_ros.api.alert import Alert, Level
 from torchperf_ros.api.messages import encode, message_class
 from torchperf_ros.api.outcome import Fallback, GuardVerdict, Outcome
 from torchperf_ros.observe.telemetry.diagnostics import diagnostic_bytes
-from torchperf_ros.observe.telemetry.latency_record import LABELS, LabelledArray
+from torchperf_ros.observe.telemetry.rows import LABELS, LabelledArray
 from torchperf_ros.replay.run_reading import read_runs
 
 START_NS = 1_700_000_000_000_000_000

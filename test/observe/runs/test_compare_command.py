@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from torchperf_ros.observe.runs import comparison
+from torchperf_ros.observe.runs.comparison import verdict_page
 from torchperf_ros.observe.runs.run_log import StageLog, write_run
-from torchperf_ros.observe.runs.verdict import verdict_page
 from torchperf_ros.tools.main import app
 
 from . import compare_runs as made
@@ -164,7 +164,7 @@ def test_given_a_full_disk_when_the_verdict_is_written_then_the_message_names_th
     Path("v.json").symlink_to("/dev/full")
     done = compare(runs / "base.json", runs / "same.parquet", "-o", "v.json")
     assert done.exit_code == 2
-    assert done.stderr == "torchperf: -o v.json: cannot be written: No space left on device\n"
+    assert done.stderr == "torchperf: v.json: cannot be written: No space left on device\n"
 
 
 def test_given_several_runs_a_side_when_compared_then_files_after_one_option_are_all_of_its_side(tmp_path):

@@ -9,9 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from torchperf_ros.observe.runs.changes import Judgement, stage_frames
-from torchperf_ros.observe.runs.comparison import agreement, compare
+from torchperf_ros.observe.runs.comparison import agreement, compare, headline
 from torchperf_ros.observe.runs.run_log import RunLog, RunLogError, StageLog
-from torchperf_ros.observe.runs.verdict import headline
 
 from . import compare_runs as made
 

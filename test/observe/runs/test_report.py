@@ -10,13 +10,20 @@ pytest.importorskip("plotly", reason="plotly is not installed")
 
 from plotly.offline import get_plotlyjs
 
-from torchperf_ros.observe.runs import report_page
-from torchperf_ros.observe.runs.report_page import Overview, OverviewRow, write_report
+from torchperf_ros.observe.runs import report
+from torchperf_ros.observe.runs.report import (
+    Overview,
+    OverviewRow,
+    in_words,
+    stage_figures,
+    verdict,
+    worst_frames,
+    write_report,
+)
 from torchperf_ros.observe.runs.report_pictures import VERMILION, envelope
-from torchperf_ros.observe.runs.report_words import in_words, stage_figures, verdict, worst_frames
 from torchperf_ros.observe.runs.run_builder import RunLogBuilder
 from torchperf_ros.observe.runs.run_log import CANDIDATE, RunLogError, run_of, write_run
-from torchperf_ros.replay.input_pictures import input_pictures
+from torchperf_ros.replay.run_reading import input_pictures
 
 from . import compare_runs as made
 from . import report_logs as logs
@@ -36,7 +43,7 @@ def read(path):
 def written(folder, runs, overview=None):
     """The page of these runs."""
     size = write_report(runs, folder / "page.html", lambda _: None, input_pictures, overview)
-    assert size == (folder / "page.html").stat().st_size < report_page.MOST_BYTES
+    assert size == (folder / "page.html").stat().st_size < report.MOST_BYTES
     return (folder / "page.html").read_text(encoding="utf-8")
 
 
@@ -142,10 +149,10 @@ def test_given_more_than_fits_when_written_then_it_is_thinned_until_it_does_or_r
 ):
     library = len(get_plotlyjs().encode())
     whole = write_report([run], tmp_path / "whole.html", lambda text: None, input_pictures)
-    monkeypatch.setattr(report_page, "MOST_BYTES", whole - 1)
+    monkeypatch.setattr(report, "MOST_BYTES", whole - 1)
     assert write_report([run], tmp_path / "small.html", lambda text: None, input_pictures) < whole
-    monkeypatch.setattr(report_page, "MOST_BYTES", library)
-    monkeypatch.setattr(report_page, "_LEAST_POINTS", 1000)
+    monkeypatch.setattr(report, "MOST_BYTES", library)
+    monkeypatch.setattr(report, "_LEAST_POINTS", 1000)
     with pytest.raises(RunLogError, match="report on fewer at a time"):
         write_report([run], tmp_path / "none.html", lambda text: None, input_pictures)
     assert not (tmp_path / "none.html").exists()
@@ -261,7 +268,7 @@ def replayed(folder, name, pace="real"):
 def test_given_more_logs_than_a_page_holds_then_the_worst_have_a_section_most_a_row_and_the_rest_is_counted(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(report_page, "MOST_ROWS", 40)
+    monkeypatch.setattr(report, "MOST_ROWS", 40)
     names = [f"a_drive_with_a_long_name_{number:05}" for number in range(47)]
     worst = [replayed(tmp_path, name) for name in names[:2]]
     figures = stage_figures(worst[0].stages[0])

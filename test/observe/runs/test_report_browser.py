@@ -9,12 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from torchperf_ros.observe.runs.comparison import compare
-from torchperf_ros.observe.runs.report_page import Overview, OverviewRow, write_report
-from torchperf_ros.observe.runs.report_words import stage_figures
-from torchperf_ros.observe.runs.verdict import verdict_page
-from torchperf_ros.replay.input_pictures import input_pictures
-from torchperf_ros.replay.run_reading import read_runs
+from torchperf_ros.observe.runs.comparison import compare, verdict_page
+from torchperf_ros.observe.runs.report import Overview, OverviewRow, stage_figures, write_report
+from torchperf_ros.replay.run_reading import input_pictures, read_runs
 
 from . import compare_runs as made
 from . import report_logs as logs

@@ -13,8 +13,8 @@ import pytest
 
 from torchperf_ros.api.outcome import Fallback, GuardVerdict, Outcome
 from torchperf_ros.observe.runs.changes import stage_frames
+from torchperf_ros.observe.runs.report import stage_figures
 from torchperf_ros.observe.runs.report_pictures import timeline
-from torchperf_ros.observe.runs.report_words import stage_figures
 from torchperf_ros.observe.runs.run_log import (
     RUN_FILE,
     UNKNOWN,
@@ -24,7 +24,7 @@ from torchperf_ros.observe.runs.run_log import (
     run_of,
     write_run,
 )
-from torchperf_ros.observe.telemetry.latency_record import LABELS, LabelledArray
+from torchperf_ros.observe.telemetry.rows import LABELS, LabelledArray
 from torchperf_ros.replay.run_reading import load_run
 from torchperf_ros.stage.frame_table import FRAME
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from torchperf_ros.api.outcome import Outcome
-from torchperf_ros.observe.telemetry.record_stream import SENT, FrameRecord, sent_row
+from torchperf_ros.observe.telemetry.rows import SENT, FrameRecord, sent_row
 from torchperf_ros.stage.frame import Answer, Frame, Origin, StepTimes
 
 _FRAME = {

@@ -8,12 +8,12 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 from torchperf_ros.api.outcome import Health
-from torchperf_ros.observe.telemetry import latency_record, memory
+from torchperf_ros.observe.telemetry import memory, rows
 from torchperf_ros.observe.telemetry.diagnostics import stage_status
 from torchperf_ros.settings.config import STAGE_DEFAULTS
 
 CONFIG = Path(__file__).parents[3] / "config"
-LENGTHS = {"/perf/latency_stages": len(latency_record.LABELS), "/perf/memory_stats": len(memory.LABELS)}
+LENGTHS = {"/perf/latency_stages": len(rows.LABELS), "/perf/memory_stats": len(memory.LABELS)}
 STATUS = re.compile(r'/diagnostics\.status\[:\]\{name=="perf: (\w+)"\}\.values\[:\]\{key=="(\w+)"\}\.value')
 
 
@@ -50,7 +50,7 @@ def test_given_the_layout_of_plotjuggler_when_read_then_every_curve_is_published
     assert [name for name in curves if name not in computed and not exists(*name.rsplit("/", 1))] == []
     for snippet in snippets:
         stage, label = re.fullmatch(r"stage_(\d)/(\w+)", snippet.get("name")).groups()
-        entry = f"data[{latency_record.LABELS.index(label)}]"
+        entry = f"data[{rows.LABELS.index(label)}]"
         assert snippet.findtext("linked_source") == f"/perf/latency_stages/{entry}"
         assert f"v1 == {stage}" in snippet.findtext("function")
 

@@ -24,9 +24,8 @@ from ruamel.yaml import YAML
 from benchmarks.rig.scraper import free_port
 from torchperf_ros import __version__
 from torchperf_ros.api.outcome import Fallback, Health, Outcome
-from torchperf_ros.fleet.pair_figures import Compared, Pair, PairFigures
-from torchperf_ros.observe.telemetry.diagnostics import stage_status
-from torchperf_ros.observe.telemetry.fields import FIELDS, METRICS, NODE_FIELDS, typed
+from torchperf_ros.fleet.comparer import Compared, Pair, PairFigures
+from torchperf_ros.observe.telemetry.diagnostics import FIELDS, METRICS, NODE_FIELDS, stage_status, typed
 from torchperf_ros.observe.telemetry.metrics import MetricsExporter, StageCollector, _ScrapeHandler
 from torchperf_ros.observe.telemetry.node_state import StageState
 from torchperf_ros.observe.watch.stage_signals import COUNTED

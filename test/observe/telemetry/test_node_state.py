@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchperf_ros.api.outcome import Fallback, Outcome
-from torchperf_ros.observe.telemetry.fields import typed
+from torchperf_ros.observe.telemetry.diagnostics import typed
 from torchperf_ros.observe.telemetry.node_state import (
     SILENT_S,
     NodeState,

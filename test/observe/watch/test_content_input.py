@@ -16,8 +16,13 @@ from torchperf_ros.api.clock import NS_PER_S
 from torchperf_ros.api.messages import empty_message, encode, header, message_class
 from torchperf_ros.api.outcome import Outcome
 from torchperf_ros.models.detection_messages import MARKER_ARRAY, Detection, ImageFrame, MarkerArrays
-from torchperf_ros.observe.watch.content import InputContent, OutputContent, statistics_of
-from torchperf_ros.observe.watch.picture import blindness, raw_picture
+from torchperf_ros.observe.watch.content import (
+    InputContent,
+    OutputContent,
+    blindness,
+    raw_picture,
+    statistics_of,
+)
 from torchperf_ros.workers.frame_ring import InputBytes
 
 from ...safety.sensor_messages import cloud_bytes

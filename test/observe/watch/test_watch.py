@@ -13,10 +13,10 @@ import pytest
 
 from torchperf_ros.api.clock import NS_PER_S
 from torchperf_ros.api.messages import empty_message, encode, header
-from torchperf_ros.observe.recorder.record_log import RecordLog, schema
-from torchperf_ros.observe.recorder.recording import RecorderProcess
+from torchperf_ros.observe.recorder import RecordLog, schema
+from torchperf_ros.observe.recording import RecorderProcess
 from torchperf_ros.observe.telemetry.machine import Gpu
-from torchperf_ros.observe.telemetry.record_stream import EventRecord, MessageRecord, StreamWriter
+from torchperf_ros.observe.telemetry.rows import EventRecord, MessageRecord, StreamWriter
 from torchperf_ros.observe.watch.watch import Watch
 from torchperf_ros.stage.frame import StepTimes
 from torchperf_ros.workers.frame_ring import FrameRing, InputBytes

@@ -11,8 +11,8 @@ from PIL import Image
 
 from torchperf_ros.api.messages import empty_message, encode, header
 from torchperf_ros.api.outcome import Fallback, Outcome
-from torchperf_ros.replay.output_log import OutputLog
-from torchperf_ros.replay.replay_result import ReplayResult, StageResult
+from torchperf_ros.replay.replay import ReplayResult, StageResult
+from torchperf_ros.replay.replay_record import OutputLog
 from torchperf_ros.stage.frame_table import FRAME, output_hash
 
 MARKERS, PATH, ARRAY, IMAGE, COMPRESSED, POSE_2D = (

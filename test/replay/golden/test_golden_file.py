@@ -8,7 +8,7 @@ import dataclasses
 import pytest
 
 from torchperf_ros.api.messages import encode
-from torchperf_ros.replay.golden.golden_file import (
+from torchperf_ros.replay.golden.fixtures import (
     GoldenError,
     compare_frames,
     golden_of,
@@ -17,7 +17,7 @@ from torchperf_ros.replay.golden.golden_file import (
 )
 from torchperf_ros.replay.golden.message_rule import BUILT_IN, ImageTolerance, MessageRule
 from torchperf_ros.replay.logs.log_reader import LogReader
-from torchperf_ros.replay.replay_result import PublishedFrame
+from torchperf_ros.replay.replay import PublishedFrame
 
 from .made_outputs import IMAGE, array, image, marker, markers, path, pose, result_of, stamp_ns
 

@@ -251,3 +251,33 @@ def test_given_a_stream_whose_every_frame_stalls_when_another_goes_on_then_it_al
     assert any("kept for other streams" in answer.reason for answer in bad.answers)
     bad.wait_for_workers()
     assert [bad.ask().outcome.word for _ in range(3)][-1] == "on_time"
+
+
+def test_given_a_stream_that_is_late_by_load_alone_when_one_worker_is_left_then_it_has_it_as_the_others_do(
+    start_streams,
+):
+    late, well = start_streams("late", "well", budget_ms=1500.0)
+    for _ in range(3):
+        assert words([late.ask(), well.ask()]) == ["on_time"] * 2
+        time.sleep(0.9)  # twice as long without a frame means that no more come: longer than the budget
+    gone = late.actor.everyone[0]
+    gone.hold()
+    try:
+        late.actor.behind = 3
+        assert words([well.ask(), late.ask()]) == ["on_time"] * 2
+    finally:
+        gone.go_on(time.monotonic_ns())
+
+
+def test_given_frames_that_were_quick_when_run_again_when_a_streams_frame_stalls_then_the_others_keep_a_worker(
+    start_streams,
+):
+    bad, *others = start_streams("bad", "left", "rear", budget_ms=500.0, hang_ms=60_000.0)
+    rule = bad.actor.hedge_rule
+    for _ in range(3):
+        rule.retried(in_time=True)
+    assert words([stream.ask() for stream in (bad, *others)]) == ["on_time"] * 3
+    stalled = bad.offer({"do": "sleep", "ms": 3000, "once": False})[0]
+    assert bad.answer(stalled).outcome.word == "late"
+    assert words([stream.ask() for _ in range(2) for stream in others]) == ["on_time"] * 4
+    assert (bad.counters.backups, rule.allowed, rule.words.partition(":")[0]) == (0, False, "never")

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
 from torchperf_ros.api.outcome import Health, Outcome
-from torchperf_ros.observe.runs.report_words import safe_stops
+from torchperf_ros.observe.runs.report import safe_stops
 from torchperf_ros.observe.runs.run_log import STEPS, LoggedAlert, RunLog, StageLog
 
 if TYPE_CHECKING:

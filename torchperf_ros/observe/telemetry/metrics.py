@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from torchperf_ros.observe.telemetry.fields import (
+from torchperf_ros.observe.telemetry.diagnostics import (
     HISTOGRAM,
     METRICS,
     NODE_FIELDS,

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from torchperf_ros.api.outcome import Fallback, Outcome
-from torchperf_ros.observe.telemetry.fields import typed
+from torchperf_ros.observe.telemetry.diagnostics import typed
 from torchperf_ros.stage.trend import theil_sen_slope
 
 NODE_STATUS: Final = "node"

@@ -10,7 +10,7 @@ from typing import Final
 
 from torchperf_ros.api.alert import Alert, Level
 from torchperf_ros.api.clock import NS_PER_S
-from torchperf_ros.settings.stage_rules import ALERTS, alert_kind
+from torchperf_ros.settings.stage_options import ALERTS, alert_kind
 
 _MOST_WAITING, _MOST_OPEN = 1024, 256
 _QUIET_S: Final = 10  # an event is over when nothing was found for this long

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torchperf_ros.api.alert import Alert, Level
 from torchperf_ros.api.clock import NS_PER_MS, NS_PER_S
 from torchperf_ros.api.outcome import IN_TIME, Fallback, Outcome
-from torchperf_ros.observe.telemetry.record_stream import SENT
+from torchperf_ros.observe.telemetry.rows import SENT
 from torchperf_ros.observe.watch.series_detector import Judged, Signal, SignalRule, alert, number, since
 from torchperf_ros.workers.calibration import SortedWindow
 

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 from torchperf_ros.api.alert import Alert, Level
 from torchperf_ros.api.clock import NS_PER_S
 from torchperf_ros.observe.telemetry.machine import Gpu, MachineSignals, gpu_source
-from torchperf_ros.observe.telemetry.record_stream import EventRecord, FrameRecord, StreamRecord
+from torchperf_ros.observe.telemetry.rows import EventRecord, FrameRecord, StreamRecord
 from torchperf_ros.observe.watch.content import InputContent, OutputContent
 from torchperf_ros.observe.watch.series_detector import alert, number, since
 from torchperf_ros.observe.watch.stage_signals import CounterSignals, StageSignals

@@ -83,7 +83,7 @@ def golden_rules() -> Rules:
 
 def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str] | None:
     """Show the frames behind a figure of a stage."""
-    result = sys.modules.get("torchperf_ros.replay.replay_result")
+    result = sys.modules.get("torchperf_ros.replay.replay")
     if result is None:  # nothing was replayed
         return None
     for side in (left, right):

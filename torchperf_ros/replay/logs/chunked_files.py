@@ -43,8 +43,8 @@ from torchperf_ros.replay.logs.log_storage import (
     Span,
     is_latched,
     ros2_name,
+    search,
 )
-from torchperf_ros.replay.logs.salvage import search
 
 MCAP_MAGIC: Final = b"\x89MCAP0\r\n"
 ROS1_MAGIC: Final = b"#ROSBAG V2.0\n"

@@ -1,34 +1,321 @@
-"""A recorded log of any format as a stream of CDR messages in the order in which they were received."""
+"""A recorded log of any format as a stream of CDR messages in the order in which they were received.
+
+Here are which files belong to a log and of what kind they are, the message types that a log defines
+compared with those known here, and the reading itself. ROS 1 messages are converted to CDR.
+"""
 
 import contextlib
 import errno
+import functools
 import heapq
 import math
+import re
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import itemgetter
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Final, NamedTuple
 
-from torchperf_ros.api.errors import TorchperfError, UnknownMessageType
+from rosbags.interfaces.typing import FieldDesc, Typesdict
+from rosbags.typesys import Stores, get_typestore
+from rosbags.typesys.store import Typestore
+
+from torchperf_ros.api import messages as message_types
+from torchperf_ros.api.errors import BadInput, ConfigError, TorchperfError, UnknownMessageType
 from torchperf_ros.api.text import listed
-from torchperf_ros.replay.logs.chunked_files import ChunkedFile, McapFile, Ros1Bag, unpacked_message
-from torchperf_ros.replay.logs.db3_file import Db3File
-from torchperf_ros.replay.logs.log_folder import kind_of, log_files, metadata_counts
+from torchperf_ros.replay.logs.chunked_files import (
+    MCAP_MAGIC,
+    ROS1_MAGIC,
+    ZSTD_MAGIC,
+    ChunkedFile,
+    McapFile,
+    Ros1Bag,
+    unpacked_message,
+)
+from torchperf_ros.replay.logs.db3_file import DB3_MAGIC, Db3File
 from torchperf_ros.replay.logs.log_storage import (
+    DAY_NS,
     Channel,
     LogError,
     LogFindings,
     LogNotes,
     Part,
     RawMessage,
+    is_odd,
+    set_aside,
+    unpacked_file,
 )
-from torchperf_ros.replay.logs.log_types import LogType
-from torchperf_ros.replay.logs.salvage import DAY_NS, is_odd, set_aside, unpacked_file
+from torchperf_ros.settings.params_file import read_yaml
 
 __all__ = ["LogError", "LogFindings", "LogMessage", "LogReader", "LogTopic"]
+
+# What the kinds of files are, and the bytes that they begin with.
+_KINDS: Final = {
+    ".mcap": ("an MCAP file", MCAP_MAGIC),
+    ".db3": ("a database of SQLite", DB3_MAGIC),
+    ".bag": ("a ROS 1 bag of version 2.0", ROS1_MAGIC),
+    ".zstd": ("a file compressed by zstd", ZSTD_MAGIC),
+}
+SUFFIXES: Final = (".mcap", ".db3", ".bag", ".mcap.zstd", ".db3.zstd", ".bag.active")
+_METADATA: Final = "metadata.yaml"
+
+
+def log_files(path: Path, notes: LogNotes) -> list[Path]:
+    """The files of a log, in order.
+
+    A folder's are those that its `metadata.yaml` names; without a usable one, the files of the only kind
+    that is there.
+
+    Raises:
+        LogError: there is nothing that could be read, or files that cannot belong to one log.
+    """
+    if not path.exists():
+        raise LogError(f"log {path}: does not exist")
+    if not path.is_dir():
+        return [path]
+    inside = sorted(file for file in path.iterdir() if file.name.endswith(SUFFIXES))
+    named, trouble = _named(path / _METADATA)
+    if there := [file for file in named if file.exists()]:
+        if missing := sorted({file.name for file in named} - {file.name for file in there}):
+            notes.note(f"log {path}: {_METADATA} names files that are not there: {', '.join(missing)}")
+        if more := sorted({file.name for file in inside} - {file.name for file in there}):
+            notes.note(
+                f"log {path}: {_METADATA} does not name these files, which are left out: {', '.join(more)}"
+            )
+        return there
+    if not inside:
+        logs = sorted(found.name for found in path.iterdir() if (found / _METADATA).is_file())
+        hint = f"; name one of the logs in it: {', '.join(logs[:4])}" if logs else ""
+        raise LogError(f"log {path}: {trouble}, and there is no .mcap, .db3 or .bag file in it{hint}")
+    kinds = {
+        next(suffix for suffix in _KINDS if suffix in file.suffixes): file.name for file in reversed(inside)
+    }
+    if len(kinds) > 1:
+        shown = " and ".join(sorted(kinds.values()))
+        raise LogError(
+            f"log {path}: holds logs of different kinds, {shown}, and no {_METADATA} says which; name one"
+        )
+    if kinds.keys() != {".bag"}:
+        notes.note(f"log {path}: {trouble}; the files in the folder are read")
+    return inside
+
+
+def _named(metadata: Path) -> tuple[list[Path], str]:
+    """The files that a folder's metadata names; and why none of them may be there."""
+    if not metadata.is_file():
+        return [], f"has no {_METADATA}"
+    try:
+        content: Any = read_yaml(metadata, "metadata")
+        names = content["rosbag2_bagfile_information"]["relative_file_paths"]
+        files = [metadata.parent / PurePath(str(name)).name for name in names]
+    except (ConfigError, KeyError, TypeError, IndexError):
+        return [], f"its {_METADATA} is not that of a rosbag2"
+    return (
+        files,
+        f"of the files that its {_METADATA} names none is there ({', '.join(file.name for file in files)})",
+    )
+
+
+def metadata_counts(path: Path) -> dict[str, int]:
+    """How many messages each topic of a folder has, as its `metadata.yaml` says.
+
+    Empty where it does not.
+    """
+    try:
+        content: Any = read_yaml(path / _METADATA, "metadata")
+        topics = content["rosbag2_bagfile_information"]["topics_with_message_count"]
+        return {str(one["topic_metadata"]["name"]): int(one["message_count"]) for one in topics}
+    except (ConfigError, KeyError, TypeError, ValueError, IndexError, OSError):
+        return {}
+
+
+def is_log(path: Path) -> bool:
+    """Whether a file is called like one of a log, or begins like one."""
+    return path.name.endswith(SUFFIXES) or any(
+        _begin(path).startswith(magic) for _, magic in _KINDS.values()
+    )
+
+
+def _begin(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(16)
+
+
+def kind_of(path: Path, name: Path) -> str:
+    """`.mcap`, `.db3`, `.bag` or `.zstd`.
+
+    What a file says it is; errors call it `name`, where it was unpacked.
+
+    Raises:
+        LogError: it is no file, is empty, or its content is not that of a log.
+        OSError: it cannot be read.
+    """
+    if not path.is_file():
+        raise LogError(f"log {name}: is no file and no folder")
+    if not (begin := _begin(path)):
+        raise LogError(f"log {name}: is empty")
+    for kind, (_, magic) in _KINDS.items():
+        if begin.startswith(magic):
+            return kind
+    if (suffix := PurePath(path.name.removesuffix(".active")).suffix) in _KINDS:
+        what, magic = _KINDS[suffix]
+        msg = f"log {name}: is not {what}: it begins with {begin!r}, not with {magic!r}"
+    else:
+        known = "a rosbag2 folder, an .mcap or .db3 file, or a ROS 1 .bag of version 2.0"
+        msg = f"log {name}: is no log; it has to be {known}"
+    raise LogError(msg)
+
+
+_NAME: Final = re.compile(r"[A-Za-z]\w*/msg/[A-Za-z]\w*", re.ASCII)
+_IDL_SEPARATOR: Final = "=" * 80 + "\n"
+_BYTES: Final = {"byte": "uint8", "char": "uint8", "octet": "uint8"}
+
+
+class LogType:
+    """A type of a log.
+
+    `own` is a store with its definition in the log, None if it has none that can be understood.
+
+    `only_here`: whether no other definition than the log's is known on this machine.
+    """
+
+    def __init__(self, channel: Channel, path: Path, notes: LogNotes) -> None:
+        """Understand the type of a channel of the log at `path`.
+
+        If it is not known here, it is from now on.
+        """
+        self.name = channel.type_name
+        self._begin = f"log {path}: topic {channel.topic}: {self.name}"
+        self.own: Typestore | None = None
+        if channel.definition:
+            try:
+                self.own = _understood(
+                    self.name, channel.definition, channel.definition_format, channel.encoding
+                )
+            except Exception as error:  # rosbags' parser raises errors of many kinds
+                why = f"{type(error).__name__}: {error}".splitlines()[0]
+                notes.note(f"{self._begin}: its definition in the log cannot be understood ({why})")
+        here = self._here()
+        self.only_here = here is None and self.own is not None
+        if here is not None:
+            self._compare(channel, here, notes)
+        elif self.own is not None:
+            message_types.register(self.own.fielddefs)
+
+    def converter(self) -> Callable[[bytes], bytes]:
+        """What turns a ROS 1 message into CDR; it raises what rosbags raises for garbage.
+
+        Raises:
+            UnknownMessageType: neither the log nor this machine knows the type.
+        """
+        store, name = self.own or self._here(), self.name
+        if store is None:
+            raise UnknownMessageType(
+                f"{self._begin} is defined neither in the log nor in an installed package"
+            )
+        return lambda data: bytes(store.ros1_to_cdr(data, name))
+
+    def decode(self, data: bytes) -> Any:  # noqa: ANN401 - rosbags builds these dataclasses at run time
+        """A message of this type, by the log's own definition if it has one.
+
+        Raises:
+            BadInput: the bytes are not a message of this type.
+            UnknownMessageType: neither the log nor this machine knows the type.
+        """
+        if self.own is None:
+            return message_types.decode(data, message_types.full_name(self.name))
+        try:
+            return self.own.deserialize_cdr(data, self.name)
+        except Exception as error:  # rosbags' generated readers raise errors of many kinds
+            raise BadInput(
+                f"not a {self.name}: {len(data)} bytes that do not decode ({type(error).__name__}: {error})"
+            ) from error
+
+    def write_definitions(self, share: Path) -> None:
+        """Write the type and those in it as `share/<package>/msg/<Name>.msg`, as packages have them."""
+        if self.own is None:
+            return
+        for name in self.own.fielddefs:
+            package, _, short = name.split("/")
+            file = share / package / "msg" / f"{short}.msg"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(self.own.gendefhash(name, {}, ros_version=2)[0], encoding="utf-8")
+
+    def _here(self) -> Typestore | None:
+        try:
+            return message_types.typestore([self.name])
+        except UnknownMessageType:
+            return None
+
+    def _compare(self, channel: Channel, here: Typestore, notes: LogNotes) -> None:
+        """Note a definition that lays out other bytes.
+
+        Where the log has none, a hash that is another one.
+        """
+        ours = _hash(here, self.name)
+        theirs = channel.digest or (_hash(self.own, self.name) if self.own is not None else "")
+        if self.own is not None:
+            differs = _layout(self.own, self.name) != _layout(here, self.name)
+        else:
+            differs = theirs.startswith("RIHS01_") and ours not in {"", theirs}
+        if differs:
+            notes.findings.types_differing += 1
+            what = f"the log defines it in another way ({theirs}) than this machine ({ours})"
+            notes.note(f"{self._begin}: {what}; its messages are passed on as they are, and may not decode")
+
+
+@functools.lru_cache(maxsize=256)
+def _understood(name: str, definition: str, definition_format: str, encoding: str) -> Typestore:
+    """A definition as a store to read CDR with; types that it names and leaves out are those of ROS 2.
+
+    It raises errors of many kinds, as the parser does.
+    """
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"{name!r} is no name of a type")
+    types: Typesdict = {}
+    if definition_format == "ros2idl":
+        for part in filter(None, definition.replace("\r\n", "\n").split(_IDL_SEPARATOR)):
+            types.update(
+                message_types.types_of_idl(part.partition("\n")[2] if part.startswith("IDL: ") else part)
+            )
+    else:
+        types.update(message_types.types_of_msg(definition, name))
+    if encoding == "ros1":
+        types.pop("std_msgs/msg/Header", None)  # ROS 2's is taken, which has no `seq`
+    known = get_typestore(Stores.ROS2_JAZZY).fielddefs
+    waiting = list(types)
+    while waiting:
+        for needed in message_types.referenced(types[waiting.pop()][1]):
+            if needed not in types and needed in known:
+                types[needed] = known[needed]
+                waiting.append(needed)
+    store = get_typestore(Stores.EMPTY)
+    store.register(types)
+    message_types.accept_any_text(store, name)
+    return store
+
+
+def _hash(store: Typestore, name: str) -> str:
+    try:
+        return store.hash_rihs01(name)
+    except (KeyError, ValueError, TypeError):  # a type with what the hash does not cover, such as wstring
+        return ""
+
+
+def _layout(store: Typestore, name: str) -> tuple[object, ...]:
+    def of(field: FieldDesc) -> object:
+        kind, what = field
+        if isinstance(what, str):
+            return _layout(store, what)
+        first, second = what
+        if isinstance(first, str):
+            return _BYTES.get(first, first)
+        return kind.name, of(first), second if kind.name == "ARRAY" else 0
+
+    return tuple(of(field) for _, field in store.fielddefs[name][1])
+
 
 _ENCODINGS: Final = ("cdr", "ros1")
 _Entry = tuple[float, RawMessage | None]

@@ -21,7 +21,7 @@ from typing import Any, Final
 from torchperf_ros.api.errors import TorchperfError
 from torchperf_ros.models.road_scene import IMAGE_TYPE, ODOMETRY_TYPE
 from torchperf_ros.replay.logs.log_reader import LogError, LogMessage, LogReader, LogTopic
-from torchperf_ros.replay.logs.play_node import PlayNode
+from torchperf_ros.replay.logs.play import PlayNode
 from torchperf_ros.replay.logs.player import HeaderStamps, Player, rounds
 from torchperf_ros.tools.demo.make_log import IMAGE_TOPICS, ODOMETRY_TOPIC, DriveLog
 from torchperf_ros.workers.process_setup import prefer_this_process

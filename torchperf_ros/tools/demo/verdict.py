@@ -17,7 +17,7 @@ from rich.text import Text
 from torchperf_ros.api.outcome import Outcome
 from torchperf_ros.api.text import console_table, percent
 from torchperf_ros.observe.telemetry.node_state import NodeState, SeenFrame, StageState
-from torchperf_ros.observe.top.view import DASH, short
+from torchperf_ros.observe.top_view import DASH, short
 
 _IN_FLIGHT: Final = 1  # the last frame may still be on its way when the counters are read
 _OTHERS_SHARE: Final = 0.1

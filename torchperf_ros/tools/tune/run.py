@@ -20,10 +20,18 @@ from rich.text import Text
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.api.text import console_table
 from torchperf_ros.settings.build_options import ENGINES, INT8_STATIC
-from torchperf_ros.tools.tune.processes import TrialProcesses
-from torchperf_ros.tools.tune.search import TuneOptions, TuneSearch, TuneState, ask_facts, state_path
+from torchperf_ros.tools.shell import write_output
+from torchperf_ros.tools.tune.search import (
+    Target,
+    TrialProcesses,
+    TuneOptions,
+    TuneSearch,
+    TuneState,
+    ask_facts,
+    state_path,
+    tuned_parameters,
+)
 from torchperf_ros.tools.tune.space import TuneSpace, planned
-from torchperf_ros.tools.tune.target import Target, tuned_parameters
 from torchperf_ros.tools.tune.trial import (
     Facts,
     Group,
@@ -144,7 +152,7 @@ def _report(
         text = _parameters(target, facts, limits, rankings, best)
         _say(console, f"\n{text}")
         if options.output is not None and cut != _BY_USER:
-            options.output.write_text(text, encoding="utf-8")
+            write_output(options.output, text)
             _say(console, f"written to {options.output}: torchperf node --params-file {options.output}")
             if INT8_STATIC in text and options.log is not None:  # the node has no frames to calibrate with
                 _say(
@@ -182,7 +190,7 @@ def _report(
         plain = json.loads(
             json.dumps(figures), parse_constant=lambda _: None
         )  # NaN and infinite are null in JSON
-        options.json_file.write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8")
+        write_output(options.json_file, json.dumps(plain, indent=2) + "\n")
 
 
 def _say(console: Console, text: str, style: str = "") -> None:

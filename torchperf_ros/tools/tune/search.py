@@ -1,23 +1,35 @@
-"""The search: trials of a stage's candidates in turn within a time, kept for the next run."""
+"""The search: trials of a stage's candidates in turn within a time, kept for the next run.
+
+What is tuned comes from the command's arguments or a parameter file, and a parameter file comes out. The
+search tries in processes: one that is shared as long as nothing fails in it, and one for each compiled
+candidate. What fails takes its process along: after an error, a crash or a hang the next job goes to
+another one.
+"""
 
 import contextlib
 import hashlib
 import itertools
 import json
+import re
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
 from torchperf_ros.api.errors import AdapterError, ConfigError, ProtocolError
-from torchperf_ros.settings.user_folder import make_private
-from torchperf_ros.tools.tune.processes import TrialProcesses
+from torchperf_ros.settings.build_options import GRAPH_MODE
+from torchperf_ros.settings.config import STAGE_DEFAULTS, NodeConfig, StageConfig
+from torchperf_ros.settings.files import make_private
+from torchperf_ros.settings.params_file import config_of, params_of_file
 from torchperf_ros.tools.tune.space import TuneSpace, planned
-from torchperf_ros.tools.tune.target import Target
 from torchperf_ros.tools.tune.trial import (
+    BUCKET,
+    MEASURING,
     Facts,
     Group,
     Limits,
@@ -28,7 +40,271 @@ from torchperf_ros.tools.tune.trial import (
     TuneCandidate,
     TuneTrial,
 )
+from torchperf_ros.workers.compile_process import CompileProcess
 from torchperf_ros.workers.control import from_json
+
+_HANG_MS = 1000.0
+
+
+@dataclass(frozen=True)
+class Target:
+    """A stage to tune.
+
+    Attributes:
+        values: its node's parameters by dotted name, as the file or the command gives them.
+        node: the same, checked.
+        tiers: those of its tiers that are tuned, the first one fully.
+        guessed: no tiers were named: they are those of the node's default, of which the adapter may
+            build some.
+    """
+
+    values: Mapping[str, Any]
+    node: NodeConfig
+    stage: StageConfig
+    tiers: tuple[str, ...]
+    has_base: bool
+    guessed: bool = False
+
+    def job(self) -> dict[str, Any]:
+        """What each process gets that loads the adapter."""
+        return {"adapter": self.stage.adapter, "options": self.stage.options, "device": self.node.device}
+
+    def having(self, tiers: Sequence[str]) -> "Target":
+        """The same, once it is known which tiers the adapter builds."""
+        values = {**self.values, f"{self.stage.name}.tiers": list(tiers)}
+        return _target(values, self.stage.name, {}, has_base=False) if self.guessed else self
+
+    def now(self, threads: int) -> TuneCandidate | None:
+        """How the first tier is run at present, if a file has that.
+
+        `threads` is the node's default number.
+        """
+        if not self.has_base:
+            return None
+        options, shapes = self.stage.build_options(self.stage.tiers.index(self.tiers[0])), self.stage.shapes
+        return TuneCandidate(
+            options, self.node.worker_threads or threads, shapes.policy, shapes.bucket_width
+        )
+
+    def with_tiers(self, tiers: Sequence[str]) -> "Target":
+        """The same with some of its tiers, in the stage's order.
+
+        None named: all. An unknown one is a `ConfigError`.
+        """
+        if unknown := [tier for tier in tiers if tier not in self.stage.tiers]:
+            there = ", ".join(self.stage.tiers)
+            raise ConfigError(f"--tiers {unknown[0]!r} is not there; {self.stage.name} has {there}")
+        return replace(self, tiers=tuple(name for name in self.stage.tiers if not tiers or name in tiers))
+
+
+def target_of_adapter(adapter: str, tiers: Sequence[str], own: Mapping[str, Any], device: str) -> Target:
+    """A stage with this adapter, and its `own` parameters where they are not None.
+
+    Its name is the one that the node knows this adapter by, else the class's; without tiers it has those
+    of the node's default that the adapter builds.
+
+    Raises:
+        ConfigError: names the parameter, the value, and what is allowed.
+    """
+    known = [name for name, values in STAGE_DEFAULTS.items() if values["adapter"] == adapter]
+    name = known[0] if known else _name_of(adapter)
+    output = STAGE_DEFAULTS.get(name, {}).get("output", f"{name}_output")
+    values: dict[str, Any] = {"device": device, f"{name}.adapter": adapter, f"{name}.output": output}
+    values |= {f"{name}.tiers": list(tiers)} if tiers else {}
+    values |= {} if name in STAGE_DEFAULTS else {"stages": [name]}
+    return replace(_target(values, name, own, has_base=False), guessed=not tiers)
+
+
+def target_of_file(path: Path, name: str | None, own: Mapping[str, Any], device: str | None) -> Target:
+    """A stage of a parameter file, by name or adapter, with some parameters changed, or a `ConfigError`."""
+    values = params_of_file(path) | ({"device": device} if device else {})
+    stages = config_of(values).whole_stages
+    found = [one for one in stages if name in {None, one.name, one.adapter}]
+    if len(found) != 1:
+        asked = "name the stage or its adapter" if found or name is None else f"no {name} there"
+        there = ", ".join(f"{one.name} ({one.adapter})" for one in stages)
+        raise ConfigError(f"{asked}: {path} has {there}")
+    if any(found[0].packages):
+        raise ConfigError(
+            f"parameter {found[0].name}.packages: {list(found[0].packages)} is not allowed here; what a"
+            " package does is fixed, so leave it out of the file to tune what the adapter builds"
+        )
+    return _target(values, found[0].name, own, has_base=True)
+
+
+def _target(values: dict[str, Any], name: str, own: Mapping[str, Any], *, has_base: bool) -> Target:
+    values |= {f"{name}.{key}": value for key, value in own.items() if value is not None}
+    if own.get("budget_ms"):  # a worker must not count as hung within its budget
+        values[f"{name}.hang_ms"] = max(values.get(f"{name}.hang_ms", _HANG_MS), own["budget_ms"])
+    node = config_of(values)
+    stage = next(one for one in node.whole_stages if one.name == name)
+    return Target(values, node, stage, stage.tiers, has_base)
+
+
+def tuned_parameters(
+    target: Target,
+    found: TuneCandidate,
+    precision: Mapping[str, str],
+    default_threads: int,
+    remarks: Iterable[str],
+) -> str:
+    """The node's parameter file with what was found; complete, so that the node takes it as it is.
+
+    Only the `precision`, by tier, differs between tiers; those that were not looked at keep theirs.
+    `default_threads` is the number that `worker_threads: 0` means here; `remarks` are lines of comment at
+    the top.
+    """
+    stage, options = target.stage, found.options
+    every = [precision.get(tier, now) for tier, now in zip(stage.tiers, stage.precision, strict=True)]
+    own = {
+        "adapter": stage.adapter,
+        "output": stage.output,
+        "budget_ms": stage.budget_ms,
+        # what only a scene has stands there
+        "tiers": [stage.tiers[tier] for tier in stage.scenes[0].tiers],
+        "engine": options.engine,
+        "compile_mode": GRAPH_MODE if options.cuda_graphs else options.mode,
+        "precision": every[:1] if len(set(every)) == 1 else every,
+        "channels_last": options.channels_last,
+        "parts": options.parts,
+        "shapes": f"{BUCKET} {found.bucket_width}" if found.shapes == BUCKET else found.shapes,
+    }
+    if stage.streams:  # each has a budget of its own
+        del own["budget_ms"]
+    threads = 0 if found.threads == default_threads else found.threads
+    values = {
+        "stages": [one.name for one in target.node.whole_stages],
+        **target.values,
+        "worker_threads": threads,
+        **{f"{stage.name}.{name}": value for name, value in own.items()},
+    }
+    groups: dict[str, list[str]] = {"": []}
+    for dotted, value in values.items():  # JSON is YAML, and its strings are never taken for anything else
+        group, _, name = dotted.rpartition(".")
+        groups.setdefault(group, []).append(f"{name}: {json.dumps(value, ensure_ascii=False)}")
+    lines = [*(f"# {line}" for line in remarks), "/**/perf:", "  ros__parameters:"]
+    lines += [f"    {line}" for line in groups.pop("")]
+    for group, written in groups.items():
+        lines += [f"    {group}:", *(f"      {line}" for line in written)]
+    return "\n".join(lines) + "\n"
+
+
+def _name_of(adapter: str) -> str:
+    """`my_robot.lanes:LaneNetAdapter` is `lane_net`; a `ConfigError` where it is not of that form."""
+    module, _, name = adapter.partition(":")
+    if not module or not name:
+        raise ConfigError(
+            f"adapter {adapter!r} does not have the form module:Class, for example"
+            " my_robot.segmenter:Segmenter"
+        )
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.removesuffix("Adapter") or name).lower()
+    return re.sub(r"[^a-z0-9_]", "", words).lstrip("_0123456789") or "model"
+
+
+_DOES = "torchperf_ros.tools.tune.trial_run"
+# With fewer cores a spare process would take its start from what is built at the same time.
+_CORES_FOR_SPARE = 3
+
+
+class TrialProcesses:
+    """Hands jobs to processes, see `trial_run`; it starts each, and ends it with all that it spawned.
+
+    Where there are cores to spare, the next process gets ready while the present one builds. It stands still while that
+    one measures.
+
+    Attributes:
+        started: how many processes there were.
+    """
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        """Take what every process starts with; it is started when there is something to do."""
+        self._job = job
+        self._ready: dict[str, str] = {}
+        self._shared: _TrialProcess | None = None
+        self._spare: _TrialProcess | None = None
+        self.started = 0
+
+    def keep_spare(self, tier: str, cores: int) -> None:
+        """Have, from now on, a spare process with this tier's model, on a machine with enough cores."""
+        self._ready = {"tier": tier} if cores >= _CORES_FOR_SPARE else {}
+
+    def ask(
+        self, job: dict[str, Any], timeout_s: float, says: Callable[[str], None], *, alone: bool = False
+    ) -> dict[str, Any]:
+        """The answer to a job, by a process that it has `alone`, or by the shared one.
+
+        It is of the kind `crashed` or `hung` where no other came.
+        """
+        process = (None if alone else self._shared) or self._spare or self._start()
+        if process is self._spare:
+            self._spare = None
+        if not alone:
+            self._shared = process
+        if self._ready and self._spare is None:
+            self._spare = self._start(**self._ready)
+        goes_on = False
+        try:
+            answer = self._answer(process, job, timeout_s, says)
+            goes_on = answer.get("goes_on", False) and not alone
+        finally:
+            if not goes_on:
+                self._shared = self._shared if alone else None
+                process.close()
+        return answer
+
+    def _answer(
+        self, process: "_TrialProcess", job: dict[str, Any], timeout_s: float, says: Callable[[str], None]
+    ) -> dict[str, Any]:
+        doing = "starting"
+        says(doing)
+        process.send(job)
+        try:
+            for message in process.messages(timeout_s):
+                if message["kind"] != "step":
+                    return message
+                doing = message["text"]
+                self._hold_spare(doing == MEASURING)
+                says(doing)
+            reason = process.death_reason() or "the trial process ended without a word"
+        except TimeoutError:
+            text = f"no end after {timeout_s:.0f} s, while {doing}; killed"
+            return {"kind": TrialOutcome.HUNG, "text": text}
+        except ProtocolError as error:
+            reason = str(error)
+        finally:
+            self._hold_spare(False)
+        return {"kind": TrialOutcome.CRASHED, "text": f"while {doing}: {reason}"}
+
+    def _start(self, **ready: str) -> "_TrialProcess":
+        self.started += 1
+        return _TrialProcess({**self._job, **ready})
+
+    def _hold_spare(self, held: bool) -> None:
+        if self._spare is not None:
+            self._spare.hold(held)
+
+    def close(self) -> None:
+        for process in (self._shared, self._spare):
+            if process is not None:
+                process.close()
+        self._shared = self._spare = None
+
+
+class _TrialProcess(CompileProcess):
+    """One of them, with a folder of its own.
+
+    What its compilers keep on disk goes with it: compile seconds are those of a first time.
+    """
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="torchperf_", ignore_cleanup_errors=True)
+        own = {"tiers": [], "does": _DOES, "folder": self._folder.name, "started_ns": time.monotonic_ns()}
+        super().__init__({**job, **own}, background=False, takes_more=True)
+
+    def close(self) -> None:
+        super().close()
+        self._folder.cleanup()
+
 
 _FIRST_TIER_SHARE = 0.75
 _FACTS_TIMEOUT_S = 300.0

@@ -14,8 +14,8 @@ from torchperf_ros.settings.build_options import (
     OF_PARTS,
     PRECISIONS,
     STATIC_ENGINE,
+    bucket_width,
 )
-from torchperf_ros.settings.shape_options import bucket_width
 from torchperf_ros.tools.tune.trial import (
     BUCKET,
     EAGER,

@@ -31,10 +31,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchperf_ros.api.adapter import Adapter, open_adapter
+from torchperf_ros.api.adapter import Adapter, Task, open_adapter
 from torchperf_ros.api.clock import NS_PER_S
 from torchperf_ros.api.errors import AdapterError, TorchperfError, one_line
-from torchperf_ros.api.training_task import Task
 from torchperf_ros.engines.built_tier import (
     BuiltTier,
     Call,
@@ -46,19 +45,28 @@ from torchperf_ros.engines.built_tier import (
     scoring_of,
     varying_dims,
 )
-from torchperf_ros.engines.device import Device, choose_device
+from torchperf_ros.engines.device import (
+    Device,
+    Timing,
+    choose_device,
+    no_garbage_collection,
+    time_interleaved,
+)
 from torchperf_ros.engines.fingerprint import changing_weights, files_hash, identify, tiers_of
-from torchperf_ros.engines.kept_state import KeptState
 from torchperf_ros.engines.model_transforms import applies
 from torchperf_ros.engines.outputs import shapes_of
 from torchperf_ros.engines.package import ENGINES, IN_PROCESS, make_runner
 from torchperf_ros.engines.package_build import peak_memory_bytes
-from torchperf_ros.engines.parity import Parity, ParityError, check_engine, random_inputs
+from torchperf_ros.engines.parity import KeptState, Parity, ParityError, check_engine, random_inputs
 from torchperf_ros.engines.shape_runner import ShapeRunner
-from torchperf_ros.engines.stopwatch import Timing, no_garbage_collection, time_interleaved
-from torchperf_ros.settings.build_options import INT8_STATIC, PRECISIONS, BuildOptions
-from torchperf_ros.settings.shape_options import ShapeOptions, axes_of
-from torchperf_ros.tools.log_frames import keep_frames
+from torchperf_ros.settings.build_options import (
+    INT8_STATIC,
+    PRECISIONS,
+    BuildOptions,
+    ShapeOptions,
+    axes_of,
+)
+from torchperf_ros.tools.check import keep_frames
 from torchperf_ros.tools.tune.trial import (
     BUCKET,
     EAGER,

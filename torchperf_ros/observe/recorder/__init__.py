@@ -1,1 +1,0 @@
-"""Black box, records, incidents, and the process that keeps them."""

@@ -1,1 +1,0 @@
-"""Many logs side by side on a Dask cluster."""

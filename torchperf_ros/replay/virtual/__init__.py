@@ -1,1 +1,0 @@
-"""Replays on a virtual clock."""

@@ -1,1 +1,0 @@
-"""Graph breaks, recompilations and what to write instead."""
