@@ -40,6 +40,7 @@ from torchperf_ros.settings.safety_options import guard_options
 _SPEED, _BEND = 10.0, 0.01  # m/s and 1/m
 _LANES_M = (-7.0, -3.5, 3.5, 7.0)
 _NOISE_M, _HZ = (0.0, 0.05, 0.1, 0.2), (10.0, 20.0, 30.0)
+_STATED_M, _MOST_PCT = 0.05, 2.0  # noise that safety.md states, and plans of a scene that it may cost
 _MISSING = 0.05  # of the detections
 _MARGIN_M = 0.3
 _STREAM_M = 200.0  # of a drive through a bend
@@ -47,8 +48,9 @@ _OF_ROOM, _PLANS = 8, 150  # one in so many overtakings has to have room; of eac
 _FAULTS_AT = (0.1, 10.0)  # m and Hz
 _FIRST = 5  # arrays, in which everything is new
 _EPILOG = """\
-targets: with 30 poses and 32 objects, p50 <= 0.5 ms and p99 <= 1 ms; at most 2 % of good plans replaced where places
-have noise of up to 0.1 m; of plans that end head-on although braking now would avoid it, 0 accepted; at most 1 % of
+targets: with 30 poses and 32 objects, p50 <= 0.5 ms and p99 <= 1 ms; at most 2 % of the good plans of each scene
+replaced where places have noise of up to 0.05 m;
+of plans that end head-on although braking now would avoid it, 0 accepted; at most 1 % of
 clear plans refused; no plan of a bend beside a car replaced; no contact of a moving vehicle in overtakings
 
 examples:
@@ -256,16 +258,18 @@ def _ended(arguments: argparse.Namespace, report: Report) -> dict[str, int]:
 
 
 def _noise(arguments: argparse.Namespace, report: Report) -> tuple[dict[str, Any], list[Target]]:
-    figures, rows, later = {}, [], []
+    figures, rows, later, worst = {}, [], [], {}
     for sigma_m in _NOISE_M:
-        for hz in _HZ:
-            say(f"noise of {sigma_m:g} m at {hz:g} Hz, from seed {arguments.seed}")
-            name = f"{sigma_m:g} m, {hz:g} Hz"
-            drawn, good, replaced, worst = _good_plans(arguments, sigma_m, hz)
+        for hz, ids in [*((hz, "") for hz in _HZ), (_HZ[1], "ids that stay")]:
+            name = ", ".join(filter(None, (f"{sigma_m:g} m, {hz:g} Hz", ids)))
+            say(f"noise of {name}, from seed {arguments.seed}")
+            drawn, good, replaced, most = _good_plans(arguments, sigma_m, hz, keeps_ids=bool(ids))
             share = 100 * replaced / max(good, 1)
             figures[name] = {"drawn": drawn, "good": good, "replaced": replaced, "replaced_pct": share}
-            rows.append([name, drawn, good, replaced, share, worst])
-            if hz == _HZ[1]:
+            figures[name]["most_of_a_scene_pct"] = most
+            rows.append([name, drawn, good, replaced, share, most])
+            worst[sigma_m] = max(worst.get(sigma_m, 0.0), most)
+            if hz == _HZ[1] and not ids:
                 found = _events(arguments, sigma_m, hz)
                 figures[name]["frames_later"] = found
                 later += [
@@ -276,8 +280,24 @@ def _noise(arguments: argparse.Namespace, report: Report) -> tuple[dict[str, Any
     report.table(f"plans in ordinary traffic, from seed {arguments.seed}", columns, rows)
     columns = ("", "what happens", "drawn", "refused before", "frames later: p50", "p90", "max")
     report.table(f"detections instead of exact objects, from seed {arguments.seed}", columns, later)
-    known = [figures[f"{sigma_m:g} m, {hz:g} Hz"]["replaced_pct"] for sigma_m in _NOISE_M[:3] for hz in _HZ]
-    return figures, [Target("good plans replaced at 0.1 m of noise or less", max(known), "<=", 2.0, "%")]
+    held = [
+        sigma_m
+        for sigma_m in _NOISE_M
+        if max(worst[one] for one in _NOISE_M if one <= sigma_m) <= _MOST_PCT
+    ]
+    say(
+        f"at most {_MOST_PCT:g} % of each scene's plans are replaced up to a noise of {max(held, default=0.0):g} m"
+    )
+    stated = max(worst[sigma_m] for sigma_m in _NOISE_M if sigma_m <= _STATED_M)
+    return figures, [
+        Target(
+            f"good plans replaced in the worst scene at {_STATED_M:g} m of noise or less",
+            stated,
+            "<=",
+            _MOST_PCT,
+            "%",
+        )
+    ]
 
 
 def _faults(arguments: argparse.Namespace, report: Report) -> tuple[dict[str, Any], list[Target]]:
@@ -298,7 +318,7 @@ def _faults(arguments: argparse.Namespace, report: Report) -> tuple[dict[str, An
 
 
 def _good_plans(
-    arguments: argparse.Namespace, sigma_m: float, hz: float, fault: str = ""
+    arguments: argparse.Namespace, sigma_m: float, hz: float, fault: str = "", *, keeps_ids: bool = False
 ) -> tuple[int, int, int, float]:
     """Plans drawn.
 
@@ -307,7 +327,7 @@ def _good_plans(
     options, drawn, good, replaced, worst = guard_options({"guard.act": ["all"]}), 0, 0, 0, 0.0
     for scene in detections.SCENES.values():
         exact, guard, of_scene = Guard(options), Guard(options), [0, 0]
-        detector = detections.Detector(sigma_m, _MISSING, arguments.seed, fault)
+        detector = detections.Detector(sigma_m, _MISSING, arguments.seed, fault, keeps_ids=keeps_ids)
         for number, moment in enumerate(
             detections.drive(scene, arguments.drive_s, 1.0 / hz, arguments.seed)
         ):

@@ -163,15 +163,25 @@ FAULTS = {
 class Detector:
     """Detections as perception sends them: places with noise, no velocity, in any order, some missing.
 
-    `fault`: one of `FAULTS`, "" for none.
+    `fault`: one of `FAULTS`, "" for none. `keeps_ids`: each object has an id of its own; else it is the place in the
+    list.
     """
 
-    def __init__(self, sigma_m: float, missing: float = 0.0, seed: int = 1, fault: str = "") -> None:
+    def __init__(
+        self,
+        sigma_m: float,
+        missing: float = 0.0,
+        seed: int = 1,
+        fault: str = "",
+        *,
+        keeps_ids: bool = False,
+    ) -> None:
+        self._keeps_ids = keeps_ids
         self._sigma_m, self._missing, self._rng = sigma_m, missing, np.random.default_rng(seed)
         self._fault, self._stamp_ns = fault, 0
 
     def markers(self, moment: Moment) -> bytes:
-        """CDR bytes; an id is the place in the list."""
+        """CDR bytes."""
         rng, seen = self._rng, []
         for at in rng.permutation(len(moment.boxes)):
             if rng.random() >= self._missing:
@@ -188,7 +198,7 @@ class Detector:
             if rng.random() < 0.2:
                 one, other = rng.permutation(len(ids))[:2]
                 ids[one], ids[other] = ids[other], ids[one]
-        else:
+        elif not self._keeps_ids:
             ids = None
         stamp_ns = moment.ros_ns
         if self._fault == "jitter":

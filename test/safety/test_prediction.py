@@ -496,6 +496,12 @@ def test_given_the_end_of_a_bend_when_what_comes_drives_beside_then_it_shows_tha
         seen = seen_of(boxes) if boxes else seen_of([car]).only(np.zeros(1, np.bool_))
         assert runs_beside(lane, along_lane(lane, seen), seen) == shows
     assert not course_of(lane, Arc(lane, bend), seen_of([car]), Shown(Looks.KEEPS)).changes
+    # A velocity that a tracker found shows it as well, if it is known as well as parallel has to be.
+    aslant = velocity * np.exp(0.011j)
+    found = seen_of([car._replace(velocity=(aslant.real, aslant.imag))])
+    for unsure, shows in ((0.15, True), (0.3, False)):
+        seen = found._replace(unsure=np.array([unsure]))
+        assert runs_beside(lane, along_lane(lane, seen), seen) == shows
 
 
 @settings(max_examples=60, deadline=None)

@@ -424,7 +424,7 @@ def runs_beside(lane: Lane, on_lane: Along, seen: Seen) -> bool:
     comes &= (on_lane.s > _SHOWN * lane.length) & (on_lane.s < lane.length + _NEAR_M)
     if not np.count_nonzero(comes):
         return False
-    aslant = np.abs((seen.velocities * on_lane.ways.conj()).imag) + seen.unsure
+    aslant = np.maximum(np.abs((seen.velocities * on_lane.ways.conj()).imag), seen.unsure)
     shows = comes & (aslant <= _PARALLEL * seen.speeds) & (np.abs(on_lane.left) >= _BESIDE_M)
     if np.count_nonzero(shows) < np.count_nonzero(comes):
         return False
