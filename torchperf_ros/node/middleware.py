@@ -67,14 +67,10 @@ def own_segment(environment: Mapping[str, str], *, lane: bool = False) -> dict[s
     """
     for name in _PROFILE_VARIABLES:
         profile = Path(environment.get(name, ""))
-        if profile.name not in {_PROFILE, _NODE_PROFILE}:
-            continue
-        own = profile.with_name(_LANE_PROFILE if lane else _NODE_PROFILE)
-        if not own.is_file():
-            break
-        has_chosen = _QOS_FROM_XML in environment or _PUBLICATION_MODE in environment
-        policies = {_QOS_FROM_XML: "0"} if lane else {} if has_chosen else {_QOS_FROM_XML: "1"}
-        return {name: str(own), **policies}
+        own = profile.parent / (_LANE_PROFILE if lane else _NODE_PROFILE)
+        if profile.name in {_PROFILE, _NODE_PROFILE} and own.is_file():
+            has_chosen = not lane and {_QOS_FROM_XML, _PUBLICATION_MODE} & environment.keys()
+            return {name: str(own)} | ({} if has_chosen else {_QOS_FROM_XML: "0" if lane else "1"})
     return {}
 
 

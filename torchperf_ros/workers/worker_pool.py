@@ -405,7 +405,9 @@ class WorkerPool:
     ) -> None:
         """There is no worker at this place; say so, and when the next one is tried."""
         policy = self.policies[number]
-        self._start_at_ns[number] = policy.died(ready_at_ns, 0 if worker is None else worker.handled)
+        self._start_at_ns[number] = policy.died(
+            ready_at_ns, 0 if worker is None else worker.backlog.handled
+        )
         if worker is not None:
             self._log("error" if policy.gave_up else "warn", f"{self.config.name}: {reason}")
         self._tell_death(worker, reason, lasting=policy.gave_up)

@@ -429,11 +429,6 @@ class WorkerProcess:
 
     # -- everything else, on the pool's thread
 
-    @property
-    def handled(self) -> int:
-        """How many frames it has finished; not asked once it is closed."""
-        return self.backlog.handled
-
     def stuck_ms(self, now_ns: int) -> float:
         """For how long it has not finished what it was given; none of the time while it is held."""
         if self.life.state is WorkerState.HELD:
