@@ -51,6 +51,7 @@ _AS_LARGE: Final = (0.05, 2.0)
 _MOST_AREA: Final = (
     1.3  # of an object's area its parts have together, or more objects' of a box around them
 )
+_MOST_EMPTY: Final = 4.0  # so many times the area of known objects a box of them has at most
 _PART_AREA: Final = 0.85  # of an object's area; a box that has more is no part of it
 _GROWS_M: Final = (
     0.1  # from one detection to the next, by which half of what is certainly an object grows at most
@@ -161,9 +162,8 @@ def _noise(dt: float) -> Floats:
             [dt**3 / 6.0, dt**2 / 2.0, dt],
         ]
     )
-    return (
-        of_velocity[..., None, None] * _NOISES[:, None] + of_acceleration[..., None, None] * _JERKS[:, None]
-    )
+    noise: Floats = np.multiply.outer(of_velocity, _NOISES) + np.multiply.outer(of_acceleration, _JERKS)
+    return noise[..., None]
 
 
 def _squares(values: Complex) -> Floats:
@@ -226,11 +226,8 @@ def follow(
     if not teaches:
         late_s = late_s + (expected.stamp_ns - stamp_ns) / NS_PER_S
     boxes = Boxes(places, yaws, halves, keys, late_s)
-    near_by = _near(expected, boxes)
-    whole, of = _wholes(expected, boxes, near_by)
-    if whole is not boxes:
-        near_by = _near(expected, whole)
-    number, found, beside = _pairs(expected, whole, near_by)
+    whole, of, near = _wholes(expected, boxes, _near(expected, boxes))
+    number, found, beside = _pairs(expected, whole, near)
     there = expected.only(number)
     if teaches:
         there = _corrected(there, whole.places[found], whole.late_s[found])
@@ -255,10 +252,7 @@ def follow(
     waits = teaches and before is not None and abs(stamp_ns - before.stamp_ns) <= _LONGEST_NS
     if len(tracks.keys) > _MOST:
         tracks, waits = tracks.only(_first(tracks, here)), False
-    left_out = 0
-    if len(places) + len(coasting.keys) > _MOST:
-        all_places = np.concatenate((places, coasting.mean()[0]))
-        left_out = max(int(np.count_nonzero(np.abs(all_places - here) <= FAR_M)) - _MOST, 0)
+    left_out = _left_out(places, coasting, here)
     count = len(whole.places) + 1  # the last is what counts as others do
     velocities, unsure, shifts = (
         np.zeros(count, np.complex128),
@@ -279,6 +273,7 @@ def follow(
         also.states[0] = part.places + also.mean()[1] * part.late_s
         coasting = _joined(coasting, also._replace(yaws=part.yaws, halves=part.halves))
     times = np.full(count, 1)
+    times[_seen_before(expected, whole, near, number, found)] = 2
     times[found] = there.times
     if not waits:
         times = np.maximum(times, 2)
@@ -310,6 +305,7 @@ class _Near(NamedTuple):
         tracks, boxes: their numbers.
         off: how far the box is from where the track is expected, as x + iy.
         variance: of each track's expected place and a detection's.
+        around: how far in m from where each is expected its box may reach.
         moves: whether each track surely moves.
     """
 
@@ -317,22 +313,26 @@ class _Near(NamedTuple):
     boxes: Numbers
     off: Complex
     variance: Floats
+    around: Floats
     moves: Flags
+
+    def only(self, tracks: Flags) -> "_Near":
+        kept = tracks[self.tracks]
+        return self._replace(tracks=self.tracks[kept], boxes=self.boxes[kept], off=self.off[kept])
 
 
 def _near(expected: Tracks, boxes: Boxes) -> _Near:
-    """All pairs within a track's gate, or within the circle around the track or the box."""
+    """All pairs within a track's gate, or whose boxes may touch."""
     place, velocity, unsure = expected.mean()
     own = expected.covariances[0, 0]
     spread = (expected.chance * (own + 0.5 * _squares(expected.states[0] - place))).sum(axis=0)
     # At least that of the lively kind.
     variance = np.maximum(spread, own[_LIVELY]) + max(expected.noise, _LEAST_GATE)
-    largest = np.square(boxes.halves).sum(axis=1).max(initial=0.0)
-    reach = np.sqrt(
-        np.maximum(
-            np.maximum(2.0 * _GATE * _GATE * variance, np.square(expected.solid).sum(axis=1)), largest
-        )
-    )
+    largest = np.hypot(*boxes.halves.T).max(initial=0.0)
+    # Its velocity may be wrong, where another box was taken for it.
+    moved = np.abs(velocity) * (expected.stamp_ns - expected.seen_ns) / NS_PER_S
+    around = np.hypot(*expected.halves.T) + moved
+    reach = np.maximum(math.sqrt(2.0) * _GATE * np.sqrt(variance), around + largest)
     late = np.abs(velocity.real) * np.abs(boxes.late_s).max(initial=0.0)
     # Of boxes in order along x those in a track's reach are a run.
     order = np.argsort(boxes.places.real, kind="stable")
@@ -344,14 +344,15 @@ def _near(expected: Tracks, boxes: Boxes) -> _Near:
     off = boxes.places[found] + velocity[tracks] * boxes.late_s[found] - place[tracks]
     is_near = (np.abs(off.imag) <= reach[tracks]).nonzero()[0]
     moves = _moves(expected, velocity, unsure)
-    return _Near(tracks[is_near], found[is_near], off[is_near], variance, moves)
+    return _Near(tracks[is_near], found[is_near], off[is_near], variance, around, moves)
 
 
-def _wholes(expected: Tracks, boxes: Boxes, near: _Near) -> tuple[Boxes, Numbers]:
+def _wholes(expected: Tracks, boxes: Boxes, near: _Near) -> tuple[Boxes, Numbers, _Near]:
     """The detections, each of one object, and which of them every box belongs to.
 
     Boxes that are together as large as an object that is known, and where it is expected, are parts of it: a detector
-    has split it. One that is as large as several together, none of which has a box of its own, is these: -1.
+    has split it. One that is as large as several together, none of which has a box of its own, is these: -1. None of
+    these has another box then.
     """
     of, count = np.arange(len(boxes.places)), len(expected.keys)
     sure = (expected.times >= _SURE_AFTER) & (expected.stamp_ns - expected.seen_ns <= _COAST_S * NS_PER_S)
@@ -362,14 +363,21 @@ def _wholes(expected: Tracks, boxes: Boxes, near: _Near) -> tuple[Boxes, Numbers
     is_whole, has_own = np.zeros((2, count), np.bool_)
     is_whole[tracks[areas[found] > _PART_AREA * solid[tracks]]] = True
     has_own[tracks[areas[found] <= _MOST_AREA * solid[tracks]]] = True
+    # What is as large as a known object where it is expected is no part of another.
+    other = np.ones(len(of), np.bool_)
+    other[found[np.abs(np.log(areas[found] / solid[tracks])) <= math.log(_MOST_AREA)]] = False
+    within &= other[near.boxes]
+    tracks, found = near.tracks[within], near.boxes[within]
+    together = np.bincount(tracks, areas[found], count)
     parts = (np.bincount(tracks, minlength=count) > 1) & ~is_whole
-    parts &= np.bincount(tracks, areas[found], count) <= _MOST_AREA * solid
+    parts &= (together <= _MOST_AREA * solid) & (together >= solid / _MOST_AREA)
     holds = known & (apart <= np.square(boxes.halves).sum(axis=1)[near.boxes]) & ~has_own[near.tracks]
     held, around = near.tracks[holds], near.boxes[holds]
     several = np.bincount(around, minlength=len(of)) > 1
-    several &= _MOST_AREA * areas >= np.bincount(around, solid[held], len(of))
+    together = np.bincount(around, solid[held], len(of))
+    several &= (_MOST_AREA * areas >= together) & (areas <= _MOST_EMPTY * together)
     if not parts.any() and not several.any():
-        return boxes, of
+        return boxes, of, near
     off = near.off[within]
     as_large_m = _AS_LARGE[0] + _AS_LARGE[1] * math.sqrt(expected.noise)
     places, yaws, halves = boxes.places.copy(), boxes.yaws.copy(), boxes.halves.copy()
@@ -381,17 +389,19 @@ def _wholes(expected: Tracks, boxes: Boxes, near: _Near) -> tuple[Boxes, Numbers
         if len(some) <= 1:  # the others are parts of another object
             continue
         middle, size = _around(off[at], boxes.yaws[some], boxes.halves[some], float(expected.yaws[track]))
-        if np.abs(size - expected.solid[track]).max() <= as_large_m:
+        if np.abs(size - expected.solid[track]).max() <= as_large_m and abs(middle) <= as_large_m:
             places[some[0]] += middle - off[at[0]]
             yaws[some[0]], halves[some[0]] = expected.yaws[track], expected.halves[track]
             of[some], kept[some[1:]], free[some] = some[0], False, False
+    is_free = np.ones(count, np.bool_)
     for one in (several & free).nonzero()[0].tolist():
         some, off = held[around == one], -near.off[holds][around == one]
         middle, size = _around(off, expected.yaws[some], expected.solid[some], float(boxes.yaws[one]))
         if np.abs(size - boxes.halves[one]).max() <= as_large_m and abs(middle) <= as_large_m:
-            of[one], kept[one] = -1, False
+            of[one], kept[one], is_free[some] = -1, False, False
     of = np.where(of >= 0, (np.cumsum(kept) - 1)[of], -1)
-    return Boxes(places, yaws, halves, boxes.keys, boxes.late_s).only(kept.nonzero()[0]), of
+    whole = Boxes(places, yaws, halves, boxes.keys, boxes.late_s).only(kept.nonzero()[0])
+    return whole, of, _near(expected, whole).only(is_free)
 
 
 def _around(places: Complex, yaws: Floats, halves: Floats, yaw: float) -> tuple[complex, Floats]:
@@ -421,6 +431,13 @@ def _expected(before: Tracks | None, stamp_ns: int) -> tuple[Tracks, bool]:
 def _moves(tracks: Tracks, velocity: Complex, unsure: Floats) -> Flags:
     speed = np.abs(velocity)
     return (tracks.times >= _SURE_AFTER) & (speed > unsure) & (speed <= _MOST_SPEED)
+
+
+def _left_out(places: Complex, coasting: Tracks, here: complex) -> int:
+    if len(places) + len(coasting.keys) <= _MOST:
+        return 0
+    away = np.abs(np.concatenate((places, coasting.mean()[0])) - here)
+    return max(int(np.count_nonzero(away <= FAR_M)) - _MOST, 0)
 
 
 def _first(tracks: Tracks, here: complex) -> Numbers:
@@ -459,6 +476,22 @@ def _pairs(expected: Tracks, boxes: Boxes, near: _Near) -> tuple[Numbers, Number
     of_moving = order[::-1][near.moves[tracks[order[::-1]]]]
     beside[found[of_moving]] = tracks[of_moving]  # of several for one detection the last is kept: the best
     return np.array(list(given), np.intp), np.array(list(given.values()), np.intp), beside
+
+
+def _seen_before(expected: Tracks, boxes: Boxes, near: _Near, number: Numbers, found: Numbers) -> Numbers:
+    """Which boxes are where an object was that now has none, or a smaller one: it may be in them."""
+    if len(found) == len(boxes.places):
+        return found[:0]
+    areas = boxes.halves.prod(axis=1)
+    lost = np.ones(len(expected.keys), np.bool_)
+    lost[number] = _MOST_AREA * areas[found] < expected.halves[number].prod(axis=1)
+    near = near.only(lost)
+    reach = near.around[near.tracks] + np.hypot(*boxes.halves.T)[near.boxes]
+    is_near = (np.abs(near.off) <= reach) | (
+        _squares(near.off) <= 2.0 * _GATE * _GATE * near.variance[near.tracks]
+    )
+    seen: Numbers = near.boxes[is_near]
+    return seen
 
 
 def _corrected(expected: Tracks, places: Complex, late_s: Floats) -> Tracks:
