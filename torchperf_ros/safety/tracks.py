@@ -51,7 +51,7 @@ _AS_LARGE: Final = (0.05, 2.0)
 _MOST_AREA: Final = (
     1.3  # of an object's area its parts have together, or more objects' of a box around them
 )
-_MOST_EMPTY: Final = 4.0  # so many times the area of known objects a box of them has at most
+_MOST_EMPTY: Final = 8.0  # so many times the area of known objects a box of them has at most
 _PART_AREA: Final = 0.85  # of an object's area; a box that has more is no part of it
 _GROWS_M: Final = (
     0.1  # from one detection to the next, by which half of what is certainly an object grows at most
@@ -389,7 +389,7 @@ def _wholes(expected: Tracks, boxes: Boxes, near: _Near) -> tuple[Boxes, Numbers
         if len(some) <= 1:  # the others are parts of another object
             continue
         middle, size = _around(off[at], boxes.yaws[some], boxes.halves[some], float(expected.yaws[track]))
-        if np.abs(size - expected.solid[track]).max() <= as_large_m and abs(middle) <= as_large_m:
+        if np.abs(size - expected.solid[track]).max() <= as_large_m:
             places[some[0]] += middle - off[at[0]]
             yaws[some[0]], halves[some[0]] = expected.yaws[track], expected.halves[track]
             of[some], kept[some[1:]], free[some] = some[0], False, False
