@@ -351,8 +351,8 @@ def _wholes(expected: Tracks, boxes: Boxes, near: _Near) -> tuple[Boxes, Numbers
     """The detections, each of one object, and which of them every box belongs to.
 
     Boxes that are together as large as an object that is known, and where it is expected, are parts of it: a detector
-    has split it. One that is as large as several together, none of which has a box of its own, is these: -1. None of
-    these has another box then.
+    has split it. One that is as large as several together, none of which has a box of its own, is these: -1.
+    Then none of these is another box, however near.
     """
     of, count = np.arange(len(boxes.places)), len(expected.keys)
     sure = (expected.times >= _SURE_AFTER) & (expected.stamp_ns - expected.seen_ns <= _COAST_S * NS_PER_S)
