@@ -36,7 +36,8 @@ STATEMENTS = {
     # A latch is written again where its file is removed, and a node without its lane warns of it.
     # Tracks have an acceleration, and what comes aslant may drive straight on.
     # Boxes that are parts of an object, or several in one, are told apart; a row of cars shows how a bend leads on.
-    "safety": 3840,
+    # Only near pairs of an object and a box are looked at; what was in another's box counts when it has its own.
+    "safety": 3905,
     "workers": 2918,
     # What one stream costs the others in a fault, an overload, a batch, an answer or a probe is held to its share.
     # What wires stages to each other is here, once for the node and for a replay.
