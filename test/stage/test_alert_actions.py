@@ -4,13 +4,13 @@ import math
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from torchperf_ros.api.alert import Alert, Level
 from torchperf_ros.api.outcome import Fallback, Outcome
 from torchperf_ros.settings.config import stage_config
-from torchperf_ros.stage.alert_actions import AlertActions
+from torchperf_ros.stage.alert_actions import AlertActions, find_circles
 from torchperf_ros.stage.alert_rules import answer_alert, change_alert, death_alert
 from torchperf_ros.stage.limits import DriftWatch
 
@@ -152,43 +152,125 @@ MAY_CAUSE = {
     "scene heavy": OF_ANSWERS | OF_MACHINE,
     "backup_active": OF_ANSWERS | OF_MACHINE,
 }
+OF_INPUTS = {"input noise", "input empty", "input stands still", "age", "jitter", "input rate"}
 LASTS_S = {"misses": 10, "drift": 0, "load": 5}  # longer than what it is found for; others: 2
-
-
-@given(
-    rules=st.dictionaries(
-        st.sampled_from(sorted(OF_ANSWERS | OF_MACHINE | {"input noise"})),
-        st.sampled_from(sorted(MAY_CAUSE)),
-        min_size=1,
-        max_size=4,
-    ),
-    draw=st.randoms(use_true_random=False),
+STAGES = ("camera.front", "camera.rear", "planner", "control")  # the first two are streams of one stage
+FEEDS = {"camera.front": ["planner"], "camera.rear": ["control"], "planner": ["control"], "control": []}
+LINES = st.dictionaries(
+    st.sampled_from(sorted(OF_ANSWERS | OF_MACHINE | OF_INPUTS)),
+    st.sampled_from(sorted(MAY_CAUSE)),
+    max_size=4,
 )
-def test_given_rules_whose_actions_cause_each_others_alerts_when_the_first_cause_is_over_then_all_end(
-    rules, draw
+
+
+class Node:
+    """Stages with rules, and a machine in which actions have effects: of those that they may have."""
+
+    def __init__(self, rules, draw):
+        self.draw, self.second, self.last = draw, 0, {}
+        scenes = {
+            "scenes": ["slow", "heavy"],
+            "scene.slow.tiers": ["fast"],
+            "scene.heavy.tiers": ["full", "medium"],
+        }
+        self.given = {
+            "adapter": "a:B",
+            "output": "o",
+            "action_return_s": 10.0,
+            "backup": "standby",
+            **scenes,
+        }
+        self.stages = {
+            name: AlertActions(
+                self.config(name, actions=[f"{kind} -> {action}" for kind, action in rules[name].items()])
+            )
+            for name in rules
+        }
+        fed = {name: [taker for taker in FEEDS[name] if taker in rules] for name in rules}
+        find_circles({self.stages[name]: [self.stages[taker] for taker in fed[name]] for name in rules})
+        self.effects = {
+            (name, action): {one for one in self.reached(name, action, fed) if draw.random() < 0.9}
+            for name in rules
+            for action in MAY_CAUSE
+        }
+
+    def config(self, name, **values):
+        stage, _, stream = name.partition(".")
+        return stage_config(stage, {**self.given, **values}, **({"stream": stream} if stream else {}))
+
+    def reached(self, name, action, fed):
+        """What the action of a stage may bring about, and after how many seconds."""
+        near = {(name, kind): 0 for kind in MAY_CAUSE[action]}
+        heavy = "load" in MAY_CAUSE[action]
+        others = [one for one in fed if heavy or one.split(".")[0] == name.split(".")[0]]
+        near |= {(other, kind): 0 for other in others for kind in MAY_CAUSE[action]}
+        takers = set(fed[name]).union(*(fed[taker] for taker in fed[name]))
+        far = {(taker, kind): 8 for taker in takers for kind in OF_ANSWERS | OF_INPUTS}
+        return (near | far | ({(name, "load"): 0} if takers else {})).items()
+
+    def seconds(self, count, cause):
+        """Drive on for so long; what is in force after each second, by stage."""
+        return [self.a_second(cause) for _ in range(count)]
+
+    def a_second(self, cause):
+        self.second += 1
+        now_ns = self.second * S
+        in_force = {name: stage.words(now_ns) for name, stage in self.stages.items()}
+        for (name, action), effects in self.effects.items():
+            if f"-> {action} (" in in_force[name]:
+                self.last.update(
+                    {what: max(self.last.get(what, 0), self.second + s) for what, s in effects}
+                )
+        found = {what for what, at in self.last.items() if self.second - at <= LASTS_S.get(what[1], 2)}
+        for stage, kind in found | cause:
+            name = "machine" if kind in OF_MACHINE - OF_INPUTS else stage
+            for each in self.stages.values():
+                each.report(alert(f"{name}: {kind}"), now_ns)
+        for each in self.stages.values():
+            each.step(now_ns)
+        return {name: words for name, each in self.stages.items() if (words := each.words(now_ns))}
+
+
+@pytest.mark.parametrize("names", [STAGES[:1], STAGES[:2], STAGES[0::2], STAGES])
+@settings(max_examples=40)
+@given(data=st.data(), draw=st.randoms(use_true_random=False))
+def test_given_stages_whose_actions_cause_each_others_alerts_when_the_first_cause_is_over_then_all_end(
+    names, data, draw
 ):
-    """Effects are drawn of all that an action may bring about: no rule keeps another going."""
-    scenes = {
-        "scenes": ["slow", "heavy"],
-        "scene.slow.tiers": ["fast"],
-        "scene.heavy.tiers": ["full", "medium"],
-    }
-    lines = [f"{kind} -> {action}" for kind, action in rules.items()]
-    stage = actions(*lines, action_return_s=10.0, backup="standby", **scenes)
-    effects = {action: {kind for kind in MAY_CAUSE[action] if draw.random() < 0.9} for action in MAY_CAUSE}
-    last, first = {}, draw.choice(sorted(rules))
+    """Effects are drawn of all that an action may bring about, by the machine and by the stage's outputs.
 
-    def found(second):
-        words = stage.words(second * S)
-        for action in (action for action in MAY_CAUSE if f"-> {action} (" in words):
-            last.update(dict.fromkeys(effects[action], second))
-        kinds = {kind for kind, at in last.items() if second - at <= LASTS_S.get(kind, 2)}
-        of = {kind: "machine" if kind in OF_MACHINE else "camera" for kind in kinds | {first}}
-        return [f"{of[kind]}: {kind}" for kind in kinds | ({first} if second < 20 else set())]
+    In between, each stage gets another configuration, as by a parameter or another version.
+    """
+    rules = {name: data.draw(LINES) for name in names}
+    node = Node(rules, draw)
+    causes = sorted((name, kind) for name, lines in rules.items() for kind in lines)
+    assume(causes)
+    begun = node.seconds(draw.randrange(5, 60), {draw.choice(causes)})
+    for name, stage in node.stages.items():
+        stage.config = node.config(name, budget_ms=70.0, action_return_s=draw.choice([5.0, 10.0, 20.0]))
+    begun += node.seconds(draw.randrange(60), {draw.choice(causes)})
+    assert any(begun)
+    assert not any(node.seconds(3000, set())[-500:])
 
-    begun = [bool(stage.words(second * S)) for second in drive(stage, 1000, found)]
-    assert any(begun[:20])
-    assert not any(begun[-300:])
+
+@pytest.mark.parametrize("cause", ["gpu", "latency"])
+def test_given_rules_that_make_no_circle_when_a_cause_lasts_then_the_actions_of_all_stages_do_too(cause):
+    """The tiers of the one change what the other takes, and not the other way round."""
+    rules = {name: {cause: "lower_tier", "input noise": "off"} for name in ("camera.front", "planner")}
+    node = Node(rules, random.Random(1))
+    lasts = {(name, kind) for name in rules for kind in (cause, "input noise")}
+    for in_force in node.seconds(500, lasts):
+        assert {name: words.count("step") for name, words in in_force.items()} == dict.fromkeys(rules, 2)
+    assert not any(node.seconds(200, set())[-100:])
+
+
+def test_given_a_circle_over_two_stages_when_its_cause_is_over_then_it_ends_and_each_stage_says_why():
+    """The second worker loads the machine; the lower tier that follows has the planner find other inputs."""
+    node = Node(
+        {"camera.front": {"load": "lower_tier"}, "planner": {"output": "backup_active"}}, random.Random(2)
+    )
+    assert len(node.seconds(20, {("planner", "output")})[-1]) == 2
+    assert not any(node.seconds(400, set())[-300:])
 
 
 def test_given_an_alert_of_frames_from_before_the_step_when_it_is_told_late_then_it_leads_no_further():
