@@ -4,7 +4,7 @@ import math
 import random
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from torchperf_ros.api.alert import Alert, Level
@@ -156,18 +156,14 @@ OF_INPUTS = {"input noise", "input empty", "input stands still", "age", "jitter"
 LASTS_S = {"misses": 10, "drift": 0, "load": 5}  # longer than what it is found for; others: 2
 STAGES = ("camera.front", "camera.rear", "planner", "control")  # the first two are streams of one stage
 FEEDS = {"camera.front": ["planner"], "camera.rear": ["control"], "planner": ["control"], "control": []}
-LINES = st.dictionaries(
-    st.sampled_from(sorted(OF_ANSWERS | OF_MACHINE | OF_INPUTS)),
-    st.sampled_from(sorted(MAY_CAUSE)),
-    max_size=4,
-)
+KINDS = sorted(OF_ANSWERS | OF_MACHINE | OF_INPUTS)
 
 
 class Node:
     """Stages with rules, and a machine in which actions have effects: of those that they may have."""
 
     def __init__(self, rules, draw):
-        self.draw, self.second, self.last = draw, 0, {}
+        self.draw, self.second, self.last, self.changes = draw, 0, {}, {name: [] for name in rules}
         scenes = {
             "scenes": ["slow", "heavy"],
             "scene.slow.tiers": ["fast"],
@@ -226,31 +222,35 @@ class Node:
             name = "machine" if kind in OF_MACHINE - OF_INPUTS else stage
             for each in self.stages.values():
                 each.report(alert(f"{name}: {kind}"), now_ns)
-        for each in self.stages.values():
-            each.step(now_ns)
+        for name, each in self.stages.items():
+            self.changes[name] += each.step(now_ns)
         return {name: words for name, each in self.stages.items() if (words := each.words(now_ns))}
 
 
 @pytest.mark.parametrize("names", [STAGES[:1], STAGES[:2], STAGES[0::2], STAGES])
-@settings(max_examples=40)
-@given(data=st.data(), draw=st.randoms(use_true_random=False))
+@settings(max_examples=15, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(seed=st.integers(0, 1 << 32))
 def test_given_stages_whose_actions_cause_each_others_alerts_when_the_first_cause_is_over_then_all_end(
-    names, data, draw
+    names, seed
 ):
     """Effects are drawn of all that an action may bring about, by the machine and by the stage's outputs.
 
     In between, each stage gets another configuration, as by a parameter or another version.
     """
-    rules = {name: data.draw(LINES) for name in names}
+    draw = random.Random(seed)
+    rules = {
+        name: {draw.choice(KINDS): draw.choice(sorted(MAY_CAUSE)) for _ in range(draw.randrange(4))}
+        for name in names
+    }
+    rules[draw.choice(names)]["misses"] = draw.choice(sorted(MAY_CAUSE))
     node = Node(rules, draw)
-    causes = sorted((name, kind) for name, lines in rules.items() for kind in lines)
-    assume(causes)
+    causes = [(name, kind) for name, lines in rules.items() for kind in lines]
     begun = node.seconds(draw.randrange(5, 60), {draw.choice(causes)})
     for name, stage in node.stages.items():
         stage.config = node.config(name, budget_ms=70.0, action_return_s=draw.choice([5.0, 10.0, 20.0]))
     begun += node.seconds(draw.randrange(60), {draw.choice(causes)})
     assert any(begun)
-    assert not any(node.seconds(3000, set())[-500:])
+    assert not any(node.seconds(1000, set())[-200:])
 
 
 @pytest.mark.parametrize("cause", ["gpu", "latency"])
@@ -269,8 +269,13 @@ def test_given_a_circle_over_two_stages_when_its_cause_is_over_then_it_ends_and_
     node = Node(
         {"camera.front": {"load": "lower_tier"}, "planner": {"output": "backup_active"}}, random.Random(2)
     )
-    assert len(node.seconds(20, {("planner", "output")})[-1]) == 2
+    assert any(len(in_force) == 2 for in_force in node.seconds(20, {("planner", "output")}))
     assert not any(node.seconds(400, set())[-300:])
+    assert {name: {line.partition(":")[0] for line in lines} for name, lines in node.changes.items()} == {
+        "camera.front": {"load -> lower_tier"},
+        "planner": {"output -> backup_active"},
+    }
+    assert "as another action may have caused the alert" in str(node.changes)
 
 
 def test_given_an_alert_of_frames_from_before_the_step_when_it_is_told_late_then_it_leads_no_further():
