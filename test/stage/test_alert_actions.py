@@ -9,10 +9,14 @@ from hypothesis import strategies as st
 
 from torchperf_ros.api.alert import Alert, Level
 from torchperf_ros.api.outcome import Fallback, Outcome
-from torchperf_ros.settings.config import stage_config
+from torchperf_ros.settings.config import node_config, stage_config
 from torchperf_ros.stage.alert_actions import AlertActions, find_circles
 from torchperf_ros.stage.alert_rules import answer_alert, change_alert, death_alert
+from torchperf_ros.stage.hooks import StagePorts
 from torchperf_ros.stage.limits import DriftWatch
+from torchperf_ros.stage.stage import Stage
+from torchperf_ros.stage.wiring import StageInput, Wiring
+from torchperf_ros.workers.worker_setup import worker_setup
 
 S = 1_000_000_000
 SCENES = {"scenes": ["slow"], "scene.slow.tiers": ["fast"]}
@@ -225,6 +229,34 @@ class Node:
         for name, each in self.stages.items():
             self.changes[name] += each.step(now_ns)
         return {name: words for name, each in self.stages.items() if (words := each.words(now_ns))}
+
+
+@pytest.mark.parametrize(("topic", "goes_on"), [("seen", False), ("map", True)])
+def test_given_two_stages_when_the_one_takes_what_the_other_publishes_then_doubt_reaches_over_both(
+    topic, goes_on
+):
+    """The camera's tier may be why the planner has other outputs; where it takes a map, that is its own."""
+    lines = {"seen": ["load -> lower_tier"], "plan": ["output -> backup_active"]}
+    given = {"adapter": "a:B", "backup": "standby", "tiers": ["full", "fast"], "action_return_s": 10.0}
+    stages = []
+    for output, actions in lines.items():
+        config = stage_config(output, {**given, "output": output, "actions": actions})
+        ports = StagePorts(*[lambda *_: None] * 5)
+        stages.append(Stage(config, worker_setup(config, node_config({}, {})), ports, lambda: 0))
+    camera, planner = stages
+    taken = [[], [StageInput(planner, 0, topic, "std_msgs/msg/String", stamped=False)]]
+    Wiring(stages, taken, str)
+    found, in_force = ["machine: load", "plan: output"], []
+    for second in range(1, 60):
+        for stage in stages:
+            for name in found:
+                stage.actions.report(alert(name), second * S)
+            stage.act(second * S)
+        in_force.append((camera.actions.lower_tiers, planner.actions.backup_active))
+    for stage in stages:
+        stage.stop()
+    assert in_force[0] == (1, True)
+    assert all(one == (1, True) for one in in_force) is goes_on
 
 
 @pytest.mark.parametrize("names", [STAGES[:1], STAGES[:2], STAGES[0::2], STAGES])
