@@ -235,8 +235,8 @@ class Node:
 def test_given_two_stages_when_the_one_takes_what_the_other_publishes_then_doubt_reaches_over_both(
     topic, goes_on
 ):
-    """The camera's tier may be why the planner has other outputs; where it takes a map, that is its own."""
-    lines = {"seen": ["load -> lower_tier"], "plan": ["output -> backup_active"]}
+    """The camera's tier may be why the planner has other inputs; where it takes a map, it is not."""
+    lines = {"seen": ["load -> lower_tier"], "plan": ["input noise -> backup_active"]}
     given = {"adapter": "a:B", "backup": "standby", "tiers": ["full", "fast"], "action_return_s": 10.0}
     stages = []
     for output, actions in lines.items():
@@ -246,7 +246,7 @@ def test_given_two_stages_when_the_one_takes_what_the_other_publishes_then_doubt
     camera, planner = stages
     taken = [[], [StageInput(planner, 0, topic, "std_msgs/msg/String", stamped=False)]]
     Wiring(stages, taken, str)
-    found, in_force = ["machine: load", "plan: output"], []
+    found, in_force = ["machine: load", "plan: input noise"], []
     for second in range(1, 60):
         for stage in stages:
             for name in found:
