@@ -43,7 +43,8 @@ STATEMENTS = {
     # A worker that fails where another does not is found, and a stream that ends workers leaves the last one to others.
     # Noise around what was usual before is no reason for a further step of an action.
     # An alert that actions of several rules may cause is doubtful for each of them; one rise takes one tier.
-    "stage": 3560,
+    # Which rules of several stages may bring each other about is found once, as the stages are wired.
+    "stage": 3600,
     # CUDA graphs as an engine, what is known of captures, and the ways that `auto` times with and without them.
     # Whether a model's sizes follow from values is looked for in its operations.
     # Answers in a reduced precision are compared by what they choose, and by what tells inputs apart.

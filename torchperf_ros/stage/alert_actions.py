@@ -328,13 +328,11 @@ def find_circles(feeds: Mapping[AlertActions, Iterable[AlertActions]]) -> None:
         for stage, line in rules
     }
     reach = _reach(effects)
-    for line, others in reach.items():
-        line.circle = {other for other in others if line in reach[other]}
+    for stage, line in rules:
+        stage._node = tuple(feeds)
+        line.circle = {other for other in reach[line] if line in reach[other]}
         line.causes = {other for other in line.circle if line in effects[other]}
-    for stage in feeds:
-        stage._node = feeds.keys()
-        for line in stage._lines:
-            line.lag_ns = 0 if line.causes <= set(stage._lines) else _COMES_BACK_S * NS_PER_S
+        line.lag_ns = 0 if line.causes <= set(stage._lines) else _COMES_BACK_S * NS_PER_S
 
 
 def _effects_on(
