@@ -200,10 +200,10 @@ class Node:
 
     def reached(self, name, action, fed):
         """What the action of a stage may bring about, and after how many seconds."""
-        near = {(name, kind): 0 for kind in MAY_CAUSE[action]}
+        by_probes = 8 * (action == "lower_tier")  # until frames run on the tier that is allowed again
         heavy = "load" in MAY_CAUSE[action]
         others = [one for one in fed if heavy or one.split(".")[0] == name.split(".")[0]]
-        near |= {(other, kind): 0 for other in others for kind in MAY_CAUSE[action]}
+        near = {(other, kind): by_probes for other in others for kind in MAY_CAUSE[action]}
         takers = set(fed[name]).union(*(fed[taker] for taker in fed[name]))
         far = {(taker, kind): 8 for taker in takers for kind in OF_ANSWERS | OF_INPUTS}
         return (near | far | ({(name, "load"): 0} if takers else {})).items()

@@ -71,7 +71,7 @@ _MAY_CAUSE = {
 }
 # Of a stage that takes the outputs of one with an action: these it cannot bring about.
 _OF_FED = frozenset(ALERTS) - {"temperature", "gpu", "gpu memory", "memory", "emergency stop"}
-# A ladder is back within this time: an action's effect on what other stages take lasts so much longer.
+# A ladder is back within this time: the effect of a lower tier, and of another stage, lasts so much longer.
 _COMES_BACK_S = 10.0
 # A rise of less is no alert, see `stage_signals`: as long as noise decides, no further tier goes.
 _AS_USUAL = 1.15
@@ -104,7 +104,7 @@ class _Line:
             is.
         circle: the rules of the node that it may bring about and that may bring it about, directly or not.
         causes: of these, those whose action may cause its alert.
-        lag_ns: for so long after another stage's action is over its outputs may still be other ones.
+        lag_ns: for so long after these actions are over, outputs may still be of other tiers than before.
     """
 
     rule: ActionRule
@@ -332,7 +332,8 @@ def find_circles(feeds: Mapping[AlertActions, Iterable[AlertActions]]) -> None:
         stage._node = tuple(feeds)
         line.circle = {other for other in reach[line] if line in reach[other]}
         line.causes = {other for other in line.circle if line in effects[other]}
-        line.lag_ns = 0 if line.causes <= set(stage._lines) else _COMES_BACK_S * NS_PER_S
+        near = {one for one in stage._lines if one.rule.action != LOWER_TIER}
+        line.lag_ns = 0 if line.causes <= near else _COMES_BACK_S * NS_PER_S
 
 
 def _effects_on(
