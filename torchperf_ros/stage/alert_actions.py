@@ -240,12 +240,8 @@ class AlertActions:
         """Take back all else that actions may keep going: without them, alerts show what they are."""
         for stage in self._node:
             for line in stage._lines:
-                late_ns = _late_ns(line.rule.alert)
-                if (
-                    line not in circle
-                    or now_ns - line.seen_ns < late_ns
-                    or not _may_be_effect(line, now_ns)
-                ):
+                late_ns = max(_late_ns(line.rule.alert), _USUALLY_LATE_S * NS_PER_S)
+                if line not in circle or now_ns - line.seen_ns < late_ns:
                     continue
                 if line.steps:
                     line.returned_ns = now_ns
