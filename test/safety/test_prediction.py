@@ -18,6 +18,7 @@ from torchperf_ros.safety.prediction import (
     along_joined,
     along_lane,
     course_of,
+    leads_to,
     leaves_lane,
     left_of_what_we_drive,
     lefts_of_roads,
@@ -518,6 +519,35 @@ def test_given_a_change_of_lanes_when_what_comes_drives_there_then_it_shows_no_r
     boxes = [Box(car * 3.0 * speed, side, math.pi, velocity=(-9.0, 0.0))]
     seen = seen_of(boxes)
     assert not runs_beside(lane, along_lane(lane, seen), seen)
+    assert not leads_to(lane, along_lane(lane, seen), seen)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    bend=st.floats(0.003, 0.012),
+    speed=st.floats(8.0, 25.0),
+    side=st.sampled_from([-1.0, 1.0]),
+    ends=st.floats(0.2, 0.7),
+    beyond_m=st.floats(10.0, 120.0),
+)
+def test_given_a_known_lane_when_a_plan_leaves_a_bend_then_what_comes_beyond_its_end_is_beside_it(
+    bend, speed, side, ends, beyond_m
+):
+    bend, way_m = side * min(bend, 2.0 / speed**2), 3.0 * speed
+    heading = bend * np.minimum(speed * T, ends * way_m)
+    place = np.concatenate(([0.0], np.cumsum(0.1 * speed * np.exp(0.5j * (heading[1:] + heading[:-1])))))
+    lane = Lane(Track(T, place, heading), bend)
+    arc = Arc(lane, bend)
+    assume(leaves_lane(lane, arc) is Looks.EITHER)
+    travel = np.exp(1j * heading[-1])
+    at, velocity = place[-1] + travel * (beyond_m + 3.5j * side), -12.0 * travel
+    aslant = velocity * np.exp(0.03j)
+    for moves, beside in ((aslant, False), (velocity, True)):
+        seen = seen_of([Box(at.real, at.imag, heading[-1] + math.pi, velocity=(moves.real, moves.imag))])
+        assert leads_to(lane, along_lane(lane, seen), seen) == beside
+    course = course_of(lane, arc, seen, Shown(Looks.KEEPS))
+    assert not course.joined[0]
+    assert course.along.left[0] == pytest.approx(3.5 * side, abs=0.1)
 
 
 @settings(max_examples=60, deadline=None)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.traffic import plans
@@ -46,6 +46,28 @@ def test_given_several_that_come_when_a_bend_is_driven_through_then_hardly_a_pla
     scenes = list(plans.streams(13, max(PLANS // 6, 1)))
     replaced = sum(len(plans.false_stops(scene, until_m=200.0)) for scene in scenes)
     assert replaced <= 0.01 * sum(10.0 * 200.0 / scene.speed for scene in scenes)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    radius=st.floats(80.0, 400.0),
+    lateral=st.floats(1.0, 2.0),
+    side=st.sampled_from([-1.0, 1.0]),
+    outside=st.booleans(),
+    towards=st.floats(11.0, 25.0),
+    first_m=st.floats(50.0, 150.0),
+    apart_m=st.floats(40.0, 150.0),
+)
+@example(350.0, 1.8, 1.0, False, 12.3, 90.0, 100.0)
+@example(138.0, 1.64, 1.0, False, 21.1, 110.0, 100.0)
+def test_given_cars_that_come_when_a_bend_ends_at_once_then_no_plan_is_replaced(
+    radius, lateral, side, outside, towards, first_m, apart_m
+):
+    road = plans.Road(((20.0, side / radius), (21.0, 0.0)))
+    left = plans.LANE_M * side * (-1.0 if outside else 1.0)
+    cars = tuple(plans.Car(first_m + apart_m * number, left, -towards) for number in range(5))
+    speed = min((lateral * radius) ** 0.5, 25.0)
+    assert plans.false_stops(plans.Scene("bend", road, speed, 0.0, 0.0, (), cars), until_m=25.0) == []
 
 
 @pytest.mark.parametrize("seed", range(3))

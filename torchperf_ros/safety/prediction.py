@@ -43,6 +43,7 @@ _TURNED = 0.01  # rad; a plan that turns less away from the bend that we drive d
 _NEARER = (0.5, 0.1)
 _AS_NOW = 0.06  # rad, likewise
 _EVEN = 0.008  # rad; of a plan that follows one circle no quarter turns more than another one
+_EVEN_END = 0.002  # rad; likewise the last eighth than the one before it
 _NO_TURN = 1e-9  # rad, likewise
 _BACK = 0.92  # of its largest turn; a plan that ends with less has begun to turn back
 _TURNS_OFF = 0.042  # 1/m: sharper than 24 m is a junction more often than a bend of the road
@@ -411,6 +412,7 @@ def _looks_of(lane: Lane, arc: Arc, on_lane: Along, seen: Seen, shown: Shown) ->
     # What looks like a change of lanes may have drawn the lane that it keeps itself, step by step.
     keeps = looks is Looks.BEND or (looks is Looks.EITHER and leads_off_m(lane, arc) <= _OFF_M)
     keeps |= looks < Looks.BEND and runs_beside(lane, on_lane, seen)
+    keeps |= looks is Looks.EITHER and leads_to(lane, on_lane, seen)
     return Looks.KEEPS if shown.looks is Looks.KEEPS and keeps else looks
 
 
@@ -420,19 +422,38 @@ def runs_beside(lane: Lane, on_lane: Along, seen: Seen) -> bool:
     There the plan is parallel to that lane, and from there on it follows one circle. In a change of lanes it would be
     aslant to what comes, or in its way.
     """
-    comes = (on_lane.ahead < -_SHOWS) & (np.abs(on_lane.left) < _LANE_BESIDE_M)
-    comes &= (on_lane.s > _SHOWN * lane.length) & (on_lane.s < lane.length + _NEAR_M)
-    if not np.count_nonzero(comes):
-        return False
-    aslant = np.maximum(np.abs((seen.velocities * on_lane.ways.conj()).imag), seen.unsure)
-    shows = comes & (aslant <= _PARALLEL * seen.speeds) & (np.abs(on_lane.left) >= _BESIDE_M)
-    if np.count_nonzero(shows) < np.count_nonzero(comes):
+    near = (on_lane.s > _SHOWN * lane.length) & (on_lane.s < lane.length + _NEAR_M)
+    shows = _show_the_road(on_lane, seen, near)
+    if not np.count_nonzero(shows):
         return False
     last = min(float(on_lane.s[shows].max()), lane.length)
     turned = np.angle(lane.own_unit * complex(lane.own_unit[0]).conjugate())
     rest = np.interp(np.linspace(last, lane.length, 5), lane.own_s, turned)
     turns = rest[1:] - rest[:-1]
     return float(turns[turns.argmax()] - turns[turns.argmin()]) < _EVEN
+
+
+def leads_to(lane: Lane, on_lane: Along, seen: Seen) -> bool:
+    """Whether what comes towards us beyond a plan's end shows that the road goes on as the plan ends.
+
+    The last quarter of the plan follows one circle, which leads on beside what comes, parallel to it. A change of
+    lanes turns less and less there, or is aslant to the road.
+    """
+    if not np.count_nonzero(_show_the_road(on_lane, seen, on_lane.s > lane.length)):
+        return False
+    turned = np.angle(lane.own_unit * complex(lane.own_unit[0]).conjugate())
+    before, half, last = np.interp(np.array((0.75, 0.875, 1.0)) * lane.length, lane.own_s, turned).tolist()
+    return bool(abs(last - 2.0 * half + before) < _EVEN_END)
+
+
+def _show_the_road(on_lane: Along, seen: Seen, among: Flags) -> Flags:
+    """Which of them come towards us, in the lane beside and parallel to ours; none where one that comes does not."""
+    comes = among & (on_lane.ahead < -_SHOWS) & (np.abs(on_lane.left) < _LANE_BESIDE_M)
+    if not np.count_nonzero(comes):
+        return comes
+    aslant = np.maximum(np.abs((seen.velocities * on_lane.ways.conj()).imag), seen.unsure)
+    shows = comes & (aslant <= _PARALLEL * seen.speeds) & (np.abs(on_lane.left) >= _BESIDE_M)
+    return shows if np.count_nonzero(shows) == np.count_nonzero(comes) else np.zeros_like(comes)
 
 
 def course_of(lane: Lane, arc: Arc, seen: Seen, shown: Shown = NOTHING_SHOWN, speed: float = 0.0) -> Course:
