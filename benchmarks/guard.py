@@ -288,11 +288,13 @@ def _noise(arguments: argparse.Namespace, report: Report) -> tuple[dict[str, Any
     say(
         f"at most {_MOST_PCT:g} % of each scene's plans are replaced up to a noise of {max(held, default=0.0):g} m"
     )
-    stated = max(worst[sigma_m] for sigma_m in _NOISE_M if sigma_m <= _STATED_M)
+    stated = [worst[sigma_m] for sigma_m in _NOISE_M if sigma_m <= _STATED_M]
+    if not stated:  # not drawn in this run
+        return figures, []
     return figures, [
         Target(
             f"good plans replaced in the worst scene at {_STATED_M:g} m of noise or less",
-            stated,
+            max(stated),
             "<=",
             _MOST_PCT,
             "%",

@@ -117,8 +117,12 @@ def test_given_a_broken_guard_when_rolled_back_then_the_version_stays_out_also_u
         assert one.look().role is Role.NONE
         assert one.look().why == f"version 7 was rolled back here: {broken}"
         assert one.running.name == "base"
-    desk.publish(replace(plan, serial=plan.serial + 2, step=1, again=("7",)))
-    assert desk.vehicle().look().role is Role.SERVING
+    again = desk.publish(replace(plan, serial=plan.serial + 2, step=1, again=("7",)))
+    assert (back := served(desk.vehicle())).look().role is Role.SERVING
+    back.rolled_back("worse than before")
+    for change in (again.advanced, again.held):
+        desk.publish(change(again.issued))
+        assert desk.vehicle().look().why == "version 7 was rolled back here: worse than before"
 
 
 def test_given_a_second_version_when_it_is_rolled_back_then_the_first_one_is_back(desk):

@@ -314,6 +314,103 @@ def test_given_two_known_cars_when_a_box_is_larger_than_both_then_it_counts(more
     assert source.sees([1.75j], halves=size).times[0] > 0
 
 
+@settings(max_examples=20, deadline=None)
+@given(aside=st.floats(1.9, 2.1), missed=st.sampled_from([0, 1]))
+def test_given_two_known_cars_when_one_is_missed_and_the_other_split_then_both_stay_where_they_are(
+    aside, missed
+):
+    source, cars = Source(), np.array([0.0, aside * 1j])
+    for number in range(20):
+        source.sees(0.5 * number + cars, halves=CAR)
+    split = 10.0 + cars[1 - missed]
+    found = source.sees([split - 1.125, split + 1.125], halves=(1.125, 0.95))
+    assert found.velocities == pytest.approx([10.0, 10.0], abs=0.3)
+    assert found.places == pytest.approx([split - 1.125, split + 1.125], abs=0.1)
+    assert found.coasting.mean()[0] == pytest.approx([10.0 + cars[missed]], abs=0.1)
+
+
+@pytest.mark.parametrize("order", [[0, 1], [1, 0]])
+def test_given_a_van_in_three_parts_when_two_of_them_would_make_a_missed_car_then_they_are_the_vans(order):
+    source, places, sizes = Source(), np.array([0.0, 0.9 + 1.6j])[order], np.array([(2.5, 1.0), CAR])[order]
+    for _ in range(20):
+        source.sees(places, halves=sizes)
+    found = source.sees(5.0 / 3.0 * np.array([-1, 0, 1]), halves=(2.5 / 3.0, 1.0))
+    assert (found.unknown, len(source.tracks.keys)) == (0, 2)
+    assert found.coasting.mean()[0] == pytest.approx([0.9 + 1.6j], abs=0.1)
+
+
+@settings(max_examples=20, deadline=None)
+@given(mirrored=st.booleans(), half=st.floats(0.2, 0.4))
+def test_given_a_known_car_when_two_pedestrians_are_at_its_corners_then_they_are_no_parts_of_it(
+    mirrored, half
+):
+    source = Source()
+    for number in range(20):
+        source.sees([0.5 * number], halves=CAR)
+    corner = complex(2.25 - half, (0.95 - half) * (-1) ** mirrored)
+    found = source.sees([10.0 - corner, 10.0 + corner], halves=(half, half))
+    assert (found.unknown, list(found.velocities)) == (2, [0.0, 0.0])
+
+
+def test_given_somebody_who_stands_when_a_van_beside_them_is_split_then_they_stand():
+    source = Source()
+    for number in range(20):
+        source.sees([0.5 * number - 10.0, 1.2j], halves=[(2.5, 1.0), (0.3, 0.3)])
+    found = source.sees([-1.25, 1.25, 1.2j], halves=[(1.25, 1.0), (1.25, 1.0), (0.3, 0.3)])
+    assert found.velocities == pytest.approx([10.0, 10.0, 0.0], abs=0.3)
+
+
+def test_given_two_known_pedestrians_in_one_box_when_a_third_is_new_beside_them_then_it_is_neither():
+    source = Source()
+    for _ in range(20):
+        source.sees([0.0, 2.0j], halves=(0.3, 0.3))
+    found = source.sees([1.0j, -1.0j], halves=[(0.3, 1.3), (0.3, 0.3)])
+    assert list(found.times) == [0, 1]
+    assert found.coasting.mean()[0] == pytest.approx([0.0, 2.0j], abs=0.1)
+
+
+def test_given_two_known_pedestrians_when_a_car_is_between_them_and_hides_both_then_it_counts():
+    source = Source()
+    for _ in range(10):
+        source.sees([-1.95 - 0.65j, 1.95 + 0.65j], halves=(0.3, 0.3))
+    assert source.sees([0.0], halves=CAR).times[0] > 0
+
+
+@pytest.mark.parametrize("is_one_first", [True, False])
+@pytest.mark.parametrize("apart", [3.0j, 6.0, 4.0 + 3.0j])
+def test_given_two_that_were_one_box_or_become_one_when_seen_again_then_all_of_it_counts(
+    apart, is_one_first
+):
+    source = Source()
+    one = ([0.5 * apart], (2.25 + 0.5 * apart.real, 0.95 + 0.5 * apart.imag))
+    two = ([0.0, apart], CAR)
+    source.sees([])
+    for places, halves in (one, two) if is_one_first else (two, one):
+        found = source.sees(places, halves=halves)
+    assert min(found.times) >= 2
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_given_boxes_split_and_merged_at_random_when_followed_then_each_without_a_velocity_is_counted_once(
+    seed,
+):
+    """Cars in two lanes, in boxes that belong together in any way."""
+    source, rng = Source(0.05, seed=seed), np.random.default_rng(seed)
+    for number in range(40):
+        cars = 0.5 * number + np.array([0.0, 8.0, 16.0, 3.0j, 8.0 + 3.0j])
+        seen = [(car, CAR) for car in cars if rng.random() < 0.9]
+        if rng.random() < 0.3:
+            seen = [
+                part for car, _ in seen for part in ((car - 1.1, (1.15, 0.95)), (car + 1.1, (1.15, 0.95)))
+            ]
+        if rng.random() < 0.3:
+            seen.append((cars[1] + 1.5j, (2.25, 2.45)))
+        order = rng.permutation(len(seen))
+        found = source.sees([seen[at][0] for at in order], halves=[seen[at][1] for at in order])
+        assert found.unknown == np.count_nonzero((found.unsure == 15.0) & (found.times > 0))
+        assert len(found.places) == len(found.times) == len(seen)
+
+
 def test_given_a_box_of_two_that_lasts_when_they_part_then_neither_is_a_part_of_the_other():
     """A car passes somebody who stands, and for an array both are one box."""
     source = Source()

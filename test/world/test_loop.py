@@ -15,7 +15,8 @@ from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.api.outcome import Outcome
 from torchperf_ros.models.closed_loop import FRAME, path_bytes, plan_along
 from torchperf_ros.replay.replay import replay
-from torchperf_ros.replay.replay_options import ReplayOptions
+from torchperf_ros.replay.replay_options import ReplayError, ReplayOptions
+from torchperf_ros.stage.crew import Crew
 from torchperf_ros.tools.main import app
 from torchperf_ros.world.drive_command import run_drive, write_drive
 from torchperf_ros.world.latencies import RESTART_MS, DrawnRuns
@@ -48,6 +49,19 @@ def test_given_the_stages_without_faults_when_they_drive_then_every_plan_is_on_t
     assert not found.score.collision
     assert found.counts["on_time"] == 120
     assert found.counts["refused by the vehicle"] == 0
+
+
+def test_given_an_error_in_a_stages_own_code_when_driven_then_the_drive_ends_with_it(workers, monkeypatch):
+    """It says nothing of the model, so that no figure of such a drive is worth anything."""
+
+    def breaks(*_):
+        raise AttributeError("no such thing")
+
+    monkeypatch.setattr(Crew, "idle", breaks)
+    with pytest.raises(
+        ReplayError, match=r"own code, not in the model(?s:.)*AttributeError: no such thing"
+    ):
+        drive(Drive(short("cut_in", 1, 1.0), "no_guard"), workers=workers)
 
 
 def test_given_a_seed_when_driven_twice_by_kept_workers_then_log_and_figures_are_the_same_bytes(

@@ -603,7 +603,8 @@ class RolloutPlan:
         targeting: a rule of flagd's on the facts of a vehicle, see `check_rule`; None: every vehicle.
         guards, margins: see there.
         revoked: versions that no vehicle may run any more.
-        again: versions that may come back although a vehicle rolled them back.
+        again: versions that may come back although a vehicle rolled them back: once, so that the next
+            plan does not name them. A vehicle that rolled one back since then keeps out of it.
     """
 
     name: str
@@ -660,7 +661,7 @@ class RolloutPlan:
 
     def _next(self, now: datetime.datetime, **changes: object) -> "RolloutPlan":
         days = self.expires - self.issued
-        changes |= {"serial": self.serial + 1, "issued": now, "expires": now + days}
+        changes |= {"serial": self.serial + 1, "issued": now, "expires": now + days, "again": ()}
         return replace(self, **changes)  # type: ignore[arg-type]
 
     def to_mapping(self) -> dict[str, Any]:

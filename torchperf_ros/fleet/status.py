@@ -252,6 +252,9 @@ def margin_of(metric: str, margins: Margins) -> float:
 MOST_ROLLED_BACK: Final = 0.01
 _LEAST_ROLLED_BACK: Final = 2
 _REVOKED: Final = "revoked"
+_ANOTHER_TRY: Final = (
+    "another try of this version needs a plan of another `name`, with the version under `again`"
+)
 _S_PER_H: Final = 3600.0
 _BLOCKS_PER_H: Final = 60.0
 _PERCENT: Final = 100.0
@@ -483,12 +486,17 @@ def next_move(plan: RolloutPlan, standing: RolloutStanding) -> Move:
     """What the roll-out needs now; people's `advance` and the simulation ask the same."""
     back, most = len(standing.rolled_back), max(MOST_ROLLED_BACK * standing.vehicles, _LEAST_ROLLED_BACK)
     if plan.state in {ROLLED_BACK, DONE}:
-        return Move(MoveKind.HOLD, (f"the roll-out is {plan.state.replace('_', ' ')}",), hard=True)
+        why = f"the roll-out is {plan.state.replace('_', ' ')}"
+        return Move(
+            MoveKind.HOLD, (f"{why}; {_ANOTHER_TRY}" if plan.state == ROLLED_BACK else why,), hard=True
+        )
     if back >= most:
         name, reason = next(iter(standing.rolled_back.items()))
         return Move(
             MoveKind.BACK,
-            (f"{back} of {standing.vehicles} vehicles rolled it back, as {name}: {reason}",),
+            (
+                f"{back} of {standing.vehicles} vehicles rolled it back, as {name}: {reason}; {_ANOTHER_TRY}",
+            ),
             True,
         )
     worse = [one for one in standing.findings if one.verdict is CandidateVerdict.WORSE]

@@ -5,6 +5,7 @@
 
 import gc
 import os
+import re
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -39,6 +40,7 @@ from torchperf_ros.stage.wiring import StageInput
 from torchperf_ros.workers.process_setup import step_back
 
 _EVERY_S = 1.0
+_BEFORE_NUMBERS = re.compile(r"\d")
 _CANDIDATES_EVERY = 10  # reports
 _MOST_ALERTS = 16
 _UNSAID = frozenset({"kind", "problem"})
@@ -277,9 +279,12 @@ class Reporter:
         facts |= {"memory_warning": self._memory_problem} if self._memory_problem else {}
         facts |= self._clock_problem
         warnings_by_key = {key: text for key, text in facts.items() if key.endswith("_warning")}
-        for key in warnings_by_key.keys() - self._warned:
-            self._node.get_logger().warning(warnings_by_key[key])
-        self._warned, warnings = set(warnings_by_key), list(warnings_by_key.values())
+        warnings = list(warnings_by_key.values())
+        # Numbers in it grow; what it says before them is what is wrong.
+        new = {_BEFORE_NUMBERS.split(text, maxsplit=1)[0]: text for text in warnings}
+        for begin in new.keys() - self._warned:
+            self._node.get_logger().warning(new[begin])
+        self._warned = set(new)
         if health is None:
             message = "; ".join([f"not configured ({state})", *warnings])
             return Alert(Level.WARN, "perf: node", message, values | facts)

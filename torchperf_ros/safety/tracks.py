@@ -51,6 +51,7 @@ _AS_LARGE: Final = (0.05, 2.0)
 _MOST_AREA: Final = (
     1.3  # of an object's area its parts have together, or more objects' of a box around them
 )
+_MOST_EMPTY: Final = 8.0  # so many times the area of known objects a box of them has at most
 _PART_AREA: Final = 0.85  # of an object's area; a box that has more is no part of it
 _GROWS_M: Final = (
     0.1  # from one detection to the next, by which half of what is certainly an object grows at most
@@ -74,8 +75,8 @@ class Tracks(NamedTuple):
         yaws, halves: as it was detected last; halves [n, 2].
         solid: halves as it has had them for several detections, [n, 2].
         chance: of each kind of motion.
-        states: of each kind place, velocity and acceleration, as x + iy; shape [kinds, n, 3].
-        covariances: of these, the same along each axis; shape [kinds, n, 3, 3].
+        states: place, velocity and acceleration of each kind, as x + iy; shape [3, kinds, n].
+        covariances: of these, the same along each axis; shape [3, 3, kinds, n].
     """
 
     stamp_ns: int
@@ -94,31 +95,29 @@ class Tracks(NamedTuple):
     @classmethod
     def none(cls, stamp_ns: int, noise: float = _NOISE_M[1] ** 2, taught: int = _GUESSED) -> "Tracks":
         seen_ns, count = np.zeros(0, np.int64), np.zeros(0, np.intp)
-        states, covariances = np.zeros((_KINDS, 0, 3), np.complex128), np.zeros((_KINDS, 0, 3, 3))
+        states, covariances = np.zeros((3, _KINDS, 0), np.complex128), np.zeros((3, 3, _KINDS, 0))
         objects = (seen_ns, count, np.zeros(0), np.zeros((0, 2)), np.zeros((0, 2)), np.zeros((_KINDS, 0)))
         return cls(stamp_ns, noise, taught, (), *objects, states, covariances)
 
     def mean(self) -> tuple[Complex, Complex, Floats]:
         """Place, velocity and the standard deviation of that along each axis, of all kinds together."""
-        mean = (self.chance[:, :, None] * self.states[:, :, :2]).sum(axis=0)
-        place, velocity = mean[:, 0], mean[:, 1]
-        spread = self.covariances[:, :, 1, 1] + 0.5 * _squares(self.states[:, :, 1] - velocity)
+        place, velocity = (self.chance * self.states[:2]).sum(axis=1)
+        spread = self.covariances[1, 1] + 0.5 * _squares(self.states[1] - velocity)
         return place, velocity, np.sqrt((self.chance * spread).sum(axis=0))
 
     def only(self, kept: Numbers) -> "Tracks":
-        return Tracks(
-            self.stamp_ns,
-            self.noise,
-            self.taught,
-            tuple(self.keys[at] for at in kept.tolist()),
-            self.seen_ns[kept],
-            self.times[kept],
-            self.yaws[kept],
-            self.halves[kept],
-            self.solid[kept],
-            self.chance[:, kept],
-            self.states[:, kept],
-            self.covariances[:, kept],
+        if not len(kept):
+            return Tracks.none(self.stamp_ns, self.noise, self.taught)
+        return self._replace(
+            keys=tuple(self.keys[at] for at in kept.tolist()),
+            seen_ns=self.seen_ns[kept],
+            times=self.times[kept],
+            yaws=self.yaws[kept],
+            halves=self.halves[kept],
+            solid=self.solid[kept],
+            chance=self.chance[:, kept],
+            states=self.states.take(kept, axis=-1),
+            covariances=self.covariances.take(kept, axis=-1),
         )
 
     def moved(self, stamp_ns: int) -> "Tracks":
@@ -128,28 +127,33 @@ class Tracks(NamedTuple):
         shares = to[:, :, None] * self.chance
         chance = shares.sum(axis=1)  # to the first axis' kind, from the second's
         shares /= chance[:, None]
-        states = np.einsum("jin,ink->jnk", shares, self.states)
-        covariances = np.einsum("jin,inkl->jnkl", shares, self.covariances)
-        off = self.states - states[:, None]
-        covariances += 0.5 * np.einsum("jin,jink,jinl->jnkl", shares, off, off.conj()).real
+        # Relative to one kind's: of places far from the origin the squares would have no digits left.
+        first = self.states[:, :1]
+        off = self.states - first
+        spread = self.covariances + _spread(off)
+        off = np.einsum("jin,ain->ajn", shares, off)
+        states = first + off
+        covariances = np.einsum("jin,abin->abjn", shares, spread) - _spread(off)
         # Only one kind has an acceleration; of the others' nothing is known.
-        states[:_TURNS, :, 2] = 0.0
-        covariances[:_TURNS, :, 2] = covariances[:_TURNS, :, :, 2] = 0.0
-        covariances[:_TURNS, :, 2, 2] = _MOST_ACCEL**2
-        leads, noise = _led_on(dt)
-        return self._replace(
-            stamp_ns=stamp_ns,
-            chance=chance,
-            states=(leads[:, None] @ states[..., None])[..., 0],
-            covariances=leads[:, None] @ covariances @ leads.transpose(0, 2, 1)[:, None] + noise[:, None],
-        )
+        states[2, :_TURNS] = covariances[2, :, :_TURNS] = covariances[:, 2, :_TURNS] = 0.0
+        covariances[2, 2, :_TURNS] = _MOST_ACCEL**2
+        for parts in (states, covariances, covariances.swapaxes(0, 1)):
+            parts[0] += dt * parts[1]
+            parts[0, ..., _TURNS, :] += 0.5 * dt * dt * parts[2, ..., _TURNS, :]
+            parts[1, ..., _TURNS, :] += dt * parts[2, ..., _TURNS, :]
+        covariances += _noise(dt)
+        return self._replace(stamp_ns=stamp_ns, chance=chance, states=states, covariances=covariances)
 
 
-def _led_on(dt: float) -> tuple[Floats, Floats]:
-    """How states lead on, and the noise that this adds, of each kind of motion."""
-    leads = np.array(
-        [[[1.0, dt, dt * dt / 2.0 * has], [0.0, 1.0, dt * has], [0.0, 0.0, 1.0]] for has in _JERKS > 0.0]
-    )
+def _spread(off: Complex) -> Floats:
+    """Covariance along each axis of what is so far off, [3, kinds, n]."""
+    real, imag = off.real, off.imag
+    found: Floats = 0.5 * (real[:, None] * real + imag[:, None] * imag)
+    return found
+
+
+def _noise(dt: float) -> Floats:
+    """What each kind of motion adds to the covariances, shape [3, 3, kinds, 1]."""
     of_velocity = np.array([[dt**3 / 3.0, dt**2 / 2.0, 0.0], [dt**2 / 2.0, dt, 0.0], [0.0, 0.0, 0.0]])
     of_acceleration = np.array(
         [
@@ -158,7 +162,8 @@ def _led_on(dt: float) -> tuple[Floats, Floats]:
             [dt**3 / 6.0, dt**2 / 2.0, dt],
         ]
     )
-    return leads, _NOISES[:, None, None] * of_velocity + _JERKS[:, None, None] * of_acceleration
+    noise: Floats = np.multiply.outer(of_velocity, _NOISES) + np.multiply.outer(of_acceleration, _JERKS)
+    return noise[..., None]
 
 
 def _squares(values: Complex) -> Floats:
@@ -220,8 +225,9 @@ def follow(
     expected, teaches = _expected(before, stamp_ns)
     if not teaches:
         late_s = late_s + (expected.stamp_ns - stamp_ns) / NS_PER_S
-    whole, of = _wholes(expected, Boxes(places, yaws, halves, keys, late_s))
-    number, found, beside = _pairs(expected, whole)
+    boxes = Boxes(places, yaws, halves, keys, late_s)
+    whole, of, near = _wholes(expected, boxes, _near(expected, boxes))
+    number, found, beside = _pairs(expected, whole, near)
     there = expected.only(number)
     if teaches:
         there = _corrected(there, whole.places[found], whole.late_s[found])
@@ -240,12 +246,13 @@ def follow(
     if teaches:
         is_new = np.ones(len(whole.places), np.bool_)
         is_new[found] = False
-        begun = _begun(there, whole.only(is_new.nonzero()[0]))
-        tracks = _joined(there, begun, waiting)._replace(noise=there.noise, taught=there.taught)
+        new = is_new.nonzero()[0]
+        begun = [_begun(there, whole.only(new))] if len(new) else []
+        tracks = _joined(there, *begun, waiting)._replace(noise=there.noise, taught=there.taught)
     waits = teaches and before is not None and abs(stamp_ns - before.stamp_ns) <= _LONGEST_NS
     if len(tracks.keys) > _MOST:
         tracks, waits = tracks.only(_first(tracks, here)), False
-    near = int((np.abs(places - here) <= FAR_M).sum() + (np.abs(coasting.mean()[0] - here) <= FAR_M).sum())
+    left_out = _left_out(places, coasting, here)
     count = len(whole.places) + 1  # the last is what counts as others do
     velocities, unsure, shifts = (
         np.zeros(count, np.complex128),
@@ -263,17 +270,17 @@ def follow(
     loose = (beside >= 0).nonzero()[0]
     if len(loose):
         also, part = expected.only(beside[loose]), whole.only(loose)
-        also.states[:, :, 0] = part.places + also.mean()[1] * part.late_s
+        also.states[0] = part.places + also.mean()[1] * part.late_s
         coasting = _joined(coasting, also._replace(yaws=part.yaws, halves=part.halves))
     times = np.full(count, 1)
+    times[_seen_before(expected, whole, near, number, found)] = 2
     times[found] = there.times
     if not waits:
         times = np.maximum(times, 2)
     times[-1] = 0
     unknown = int(np.count_nonzero((unsure[of] == _FASTEST) & (of >= 0)))
-    more = max(near - _MOST, 0)
     return Tracked(
-        tracks, places + shifts[of], velocities[of], unsure[of], unknown, times[of], coasting, more
+        tracks, places + shifts[of], velocities[of], unsure[of], unknown, times[of], coasting, left_out
     )
 
 
@@ -291,48 +298,110 @@ class Boxes(NamedTuple):
         return Boxes(self.places[kept], self.yaws[kept], self.halves[kept], keys, self.late_s[kept])
 
 
-def _wholes(expected: Tracks, boxes: Boxes) -> tuple[Boxes, Numbers]:
+class _Near(NamedTuple):
+    """Pairs of a track and a box that may have to do with each other.
+
+    Attributes:
+        tracks, boxes: their numbers.
+        off: how far the box is from where the track is expected, as x + iy.
+        variance: of each track's expected place and a detection's.
+        around: how far in m from where each is expected its box may reach.
+        moves: whether each track surely moves.
+    """
+
+    tracks: Numbers
+    boxes: Numbers
+    off: Complex
+    variance: Floats
+    around: Floats
+    moves: Flags
+
+    def only(self, tracks: Flags) -> "_Near":
+        kept = tracks[self.tracks]
+        return self._replace(tracks=self.tracks[kept], boxes=self.boxes[kept], off=self.off[kept])
+
+
+def _near(expected: Tracks, boxes: Boxes) -> _Near:
+    """All pairs within a track's gate, or whose boxes may touch."""
+    place, velocity, unsure = expected.mean()
+    own = expected.covariances[0, 0]
+    spread = (expected.chance * (own + 0.5 * _squares(expected.states[0] - place))).sum(axis=0)
+    # At least that of the lively kind.
+    variance = np.maximum(spread, own[_LIVELY]) + max(expected.noise, _LEAST_GATE)
+    largest = np.hypot(*boxes.halves.T).max(initial=0.0)
+    # Its velocity may be wrong, where another box was taken for it.
+    moved = np.abs(velocity) * (expected.stamp_ns - expected.seen_ns) / NS_PER_S
+    around = np.hypot(*expected.halves.T) + moved
+    reach = np.maximum(math.sqrt(2.0) * _GATE * np.sqrt(variance), around + largest)
+    late = np.abs(velocity.real) * np.abs(boxes.late_s).max(initial=0.0)
+    # Of boxes in order along x those in a track's reach are a run.
+    order = np.argsort(boxes.places.real, kind="stable")
+    along = boxes.places.real[order]
+    start = np.searchsorted(along, place.real - reach - late)
+    count = np.searchsorted(along, place.real + reach + late, "right") - start
+    tracks = np.repeat(np.arange(len(count)), count)
+    found = order[np.arange(len(tracks)) + np.repeat(start - np.cumsum(count) + count, count)]
+    off = boxes.places[found] + velocity[tracks] * boxes.late_s[found] - place[tracks]
+    is_near = (np.abs(off.imag) <= reach[tracks]).nonzero()[0]
+    moves = _moves(expected, velocity, unsure)
+    return _Near(tracks[is_near], found[is_near], off[is_near], variance, around, moves)
+
+
+def _wholes(expected: Tracks, boxes: Boxes, near: _Near) -> tuple[Boxes, Numbers, _Near]:
     """The detections, each of one object, and which of them every box belongs to.
 
     Boxes that are together as large as an object that is known, and where it is expected, are parts of it: a detector
     has split it. One that is as large as several together, none of which has a box of its own, is these: -1.
+    Then none of these is another box, however near.
     """
-    of = np.arange(len(boxes.places))
+    of, count = np.arange(len(boxes.places)), len(expected.keys)
     sure = (expected.times >= _SURE_AFTER) & (expected.stamp_ns - expected.seen_ns <= _COAST_S * NS_PER_S)
-    if not np.count_nonzero(sure) or not len(of):
-        return boxes, of
-    place, velocity, _ = expected.mean()
-    off = boxes.places + velocity[:, None] * boxes.late_s - place[:, None]
-    apart, areas, solid = _squares(off), boxes.halves.prod(axis=1), expected.solid.prod(axis=1)
-    within = (apart <= np.square(expected.solid).sum(axis=1)[:, None]) & sure[:, None]
-    parts = (np.count_nonzero(within, axis=1) > 1) & (within @ areas <= _MOST_AREA * solid)
-    parts &= ~(within & (areas > _PART_AREA * solid[:, None])).any(axis=1)
-    holds = (apart <= np.square(boxes.halves).sum(axis=1)) & sure[:, None]
-    holds &= ~(within & (areas <= _MOST_AREA * solid[:, None])).any(axis=1)[:, None]
-    several = (np.count_nonzero(holds, axis=0) > 1) & (_MOST_AREA * areas >= solid @ holds)
+    apart, areas, solid = _squares(near.off), boxes.halves.prod(axis=1), expected.solid.prod(axis=1)
+    known = sure[near.tracks]
+    within = known & (apart <= np.square(expected.solid).sum(axis=1)[near.tracks])
+    tracks, found = near.tracks[within], near.boxes[within]
+    is_whole, has_own = np.zeros((2, count), np.bool_)
+    is_whole[tracks[areas[found] > _PART_AREA * solid[tracks]]] = True
+    has_own[tracks[areas[found] <= _MOST_AREA * solid[tracks]]] = True
+    # What is as large as a known object where it is expected is no part of another.
+    other = np.ones(len(of), np.bool_)
+    other[found[np.abs(np.log(areas[found] / solid[tracks])) <= math.log(_MOST_AREA)]] = False
+    within &= other[near.boxes]
+    tracks, found = near.tracks[within], near.boxes[within]
+    together = np.bincount(tracks, areas[found], count)
+    parts = (np.bincount(tracks, minlength=count) > 1) & ~is_whole
+    parts &= (together <= _MOST_AREA * solid) & (together >= solid / _MOST_AREA)
+    holds = known & (apart <= np.square(boxes.halves).sum(axis=1)[near.boxes]) & ~has_own[near.tracks]
+    held, around = near.tracks[holds], near.boxes[holds]
+    several = np.bincount(around, minlength=len(of)) > 1
+    together = np.bincount(around, solid[held], len(of))
+    several &= (_MOST_AREA * areas >= together) & (areas <= _MOST_EMPTY * together)
     if not parts.any() and not several.any():
-        return boxes, of
+        return boxes, of, near
+    off = near.off[within]
     as_large_m = _AS_LARGE[0] + _AS_LARGE[1] * math.sqrt(expected.noise)
     places, yaws, halves = boxes.places.copy(), boxes.yaws.copy(), boxes.halves.copy()
-    kept = np.ones(len(of), np.bool_)
+    kept, free = np.ones((2, len(of)), np.bool_)
     for track in parts.nonzero()[0].tolist():
-        some = (within[track] & kept).nonzero()[0]
-        middle, size = _around(
-            off[track, some], boxes.yaws[some], boxes.halves[some], float(expected.yaws[track])
-        )
-        if len(some) > 1 and np.abs(size - expected.solid[track]).max() <= as_large_m:
-            places[some[0]] += middle - off[track, some[0]]
+        at = ((tracks == track) & free[found]).nonzero()[0]
+        at = at[np.argsort(found[at])]
+        some = found[at]
+        if len(some) <= 1:  # the others are parts of another object
+            continue
+        middle, size = _around(off[at], boxes.yaws[some], boxes.halves[some], float(expected.yaws[track]))
+        if np.abs(size - expected.solid[track]).max() <= as_large_m:
+            places[some[0]] += middle - off[at[0]]
             yaws[some[0]], halves[some[0]] = expected.yaws[track], expected.halves[track]
-            of[some], kept[some[1:]] = some[0], False
-    for one in several.nonzero()[0].tolist():
-        some = holds[:, one].nonzero()[0]
-        middle, size = _around(
-            -off[some, one], expected.yaws[some], expected.solid[some], float(boxes.yaws[one])
-        )
+            of[some], kept[some[1:]], free[some] = some[0], False, False
+    is_free = np.ones(count, np.bool_)
+    for one in (several & free).nonzero()[0].tolist():
+        some, off = held[around == one], -near.off[holds][around == one]
+        middle, size = _around(off, expected.yaws[some], expected.solid[some], float(boxes.yaws[one]))
         if np.abs(size - boxes.halves[one]).max() <= as_large_m and abs(middle) <= as_large_m:
-            of[one], kept[one] = -1, False
+            of[one], kept[one], is_free[some] = -1, False, False
     of = np.where(of >= 0, (np.cumsum(kept) - 1)[of], -1)
-    return Boxes(places, yaws, halves, boxes.keys, boxes.late_s).only(kept.nonzero()[0]), of
+    whole = Boxes(places, yaws, halves, boxes.keys, boxes.late_s).only(kept.nonzero()[0])
+    return whole, of, _near(expected, whole).only(is_free)
 
 
 def _around(places: Complex, yaws: Floats, halves: Floats, yaw: float) -> tuple[complex, Floats]:
@@ -364,6 +433,13 @@ def _moves(tracks: Tracks, velocity: Complex, unsure: Floats) -> Flags:
     return (tracks.times >= _SURE_AFTER) & (speed > unsure) & (speed <= _MOST_SPEED)
 
 
+def _left_out(places: Complex, coasting: Tracks, here: complex) -> int:
+    if len(places) + len(coasting.keys) <= _MOST:
+        return 0
+    away = np.abs(np.concatenate((places, coasting.mean()[0])) - here)
+    return max(int(np.count_nonzero(away <= FAR_M)) - _MOST, 0)
+
+
 def _first(tracks: Tracks, here: complex) -> Numbers:
     """Which to keep.
 
@@ -376,39 +452,46 @@ def _first(tracks: Tracks, here: complex) -> Numbers:
     return np.sort(order[:_MOST])
 
 
-def _pairs(expected: Tracks, boxes: Boxes) -> tuple[Numbers, Numbers, Numbers]:
+def _pairs(expected: Tracks, boxes: Boxes, near: _Near) -> tuple[Numbers, Numbers, Numbers]:
     """Which track and which detection belong together.
 
     And which moving track fits each detection best, -1 for none.
     """
-    places, keys, late_s = boxes.places, boxes.keys, boxes.late_s
-    beside = np.full(len(places), -1)
-    if not len(expected.keys) or not len(places):
-        return np.zeros(0, np.intp), np.zeros(0, np.intp), beside
-    place, velocity, unsure = expected.mean()
-    own = expected.covariances[:, :, 0, 0]
-    spread = (expected.chance * (own + 0.5 * _squares(expected.states[:, :, 0] - place))).sum(axis=0)
-    # At least that of the lively kind.
-    variance = np.maximum(spread, own[_LIVELY]) + max(expected.noise, _LEAST_GATE)
-    off = _squares(places + velocity[:, None] * late_s - place[:, None]) / variance[:, None]
-    tracks, found = (off <= 2.0 * _GATE * _GATE).nonzero()  # of two axes
-    cost = off[tracks, found] + 2.0 * np.log(variance)[tracks]
+    keys, beside = boxes.keys, np.full(len(boxes.places), -1)
+    off = _squares(near.off) / near.variance[near.tracks]
+    fits = off <= 2.0 * _GATE * _GATE  # of two axes
+    tracks, found = near.tracks[fits], near.boxes[fits]
+    cost = off[fits] + 2.0 * np.log(near.variance)[tracks]
     same = [
         expected.keys[track] == keys[one]
         for track, one in zip(tracks.tolist(), found.tolist(), strict=True)
     ]
     cost -= _SAME_KEY * np.array(same, np.float64)
-    taken, given = set[int](), dict[int, int]()
     order = np.argsort(cost, kind="stable")
-    for at in order.tolist():
-        track, one = int(tracks[at]), int(found[at])
+    taken, given = set[int](), dict[int, int]()
+    for track, one in zip(tracks[order].tolist(), found[order].tolist(), strict=True):
         if track not in given and one not in taken:
             taken.add(one)
             given[track] = one
-    moves = _moves(expected, velocity, unsure)
-    of_moving = order[::-1][moves[tracks[order[::-1]]]]
+    of_moving = order[::-1][near.moves[tracks[order[::-1]]]]
     beside[found[of_moving]] = tracks[of_moving]  # of several for one detection the last is kept: the best
     return np.array(list(given), np.intp), np.array(list(given.values()), np.intp), beside
+
+
+def _seen_before(expected: Tracks, boxes: Boxes, near: _Near, number: Numbers, found: Numbers) -> Numbers:
+    """Which boxes are where an object was that now has none, or a smaller one: it may be in them."""
+    if len(found) == len(boxes.places):
+        return found[:0]
+    areas = boxes.halves.prod(axis=1)
+    lost = np.ones(len(expected.keys), np.bool_)
+    lost[number] = _MOST_AREA * areas[found] < expected.halves[number].prod(axis=1)
+    near = near.only(lost)
+    reach = near.around[near.tracks] + np.hypot(*boxes.halves.T)[near.boxes]
+    is_near = (np.abs(near.off) <= reach) | (
+        _squares(near.off) <= 2.0 * _GATE * _GATE * near.variance[near.tracks]
+    )
+    seen: Numbers = near.boxes[is_near]
+    return seen
 
 
 def _corrected(expected: Tracks, places: Complex, late_s: Floats) -> Tracks:
@@ -420,10 +503,10 @@ def _corrected(expected: Tracks, places: Complex, late_s: Floats) -> Tracks:
     if not len(places):
         return expected
     noise, taught = expected.noise, expected.taught
-    off = places + expected.states[:, :, 1] * late_s - expected.states[:, :, 0]
+    off = places + expected.states[1] * late_s - expected.states[0]
     squares = 0.5 * _squares(off)
-    variance = expected.covariances[:, :, 0, 0] + noise
-    gain = expected.covariances[:, :, 0] / variance[:, :, None]
+    variance = expected.covariances[0, 0] + noise
+    gain = expected.covariances[:, 0] / variance
     fits = np.exp(np.maximum(-squares / variance, -30.0)) / variance * expected.chance
     chance = fits / fits.sum(axis=0)
     sure = expected.times >= _SURE_AFTER
@@ -436,18 +519,17 @@ def _corrected(expected: Tracks, places: Complex, late_s: Floats) -> Tracks:
         noise=noise,
         taught=taught,
         chance=chance,
-        states=expected.states + gain * off[:, :, None],
-        covariances=expected.covariances - gain[:, :, :, None] * expected.covariances[:, :, :1],
+        states=expected.states + gain * off,
+        covariances=expected.covariances - gain[:, None] * expected.covariances[0],
     )
 
 
 def _begun(there: Tracks, new: Boxes) -> Tracks:
     """Tracks of what is seen for the first time, beside these."""
     count = len(new.places)
-    states = np.zeros((_KINDS, count, 3), np.complex128)
-    states[:, :, 0] = new.places
-    covariances = np.zeros((_KINDS, count, 3, 3))
-    covariances[:] = np.diag([there.noise, _FASTEST**2, _MOST_ACCEL**2])
+    states, covariances = np.zeros((3, _KINDS, count), np.complex128), np.zeros((3, 3, _KINDS, count))
+    states[0] = new.places
+    covariances[range(3), range(3)] = np.array([there.noise, _FASTEST**2, _MOST_ACCEL**2])[:, None, None]
     return there._replace(
         keys=tuple(new.keys),
         seen_ns=np.full(count, there.stamp_ns, np.int64),
@@ -467,5 +549,5 @@ def _joined(*parts: Tracks) -> Tracks:
         return some[0] if some else parts[0]
     keys = tuple(key for part in some for key in part.keys)
     flat = (np.concatenate([part[at] for part in some]) for at in range(4, 9))
-    of_kinds = (np.concatenate([part[at] for part in some], axis=1) for at in range(9, 12))
+    of_kinds = (np.concatenate([part[at] for part in some], axis=-1) for at in range(9, 12))
     return Tracks(*some[0][:3], keys, *flat, *of_kinds)

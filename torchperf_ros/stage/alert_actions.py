@@ -2,12 +2,15 @@
 
 import math
 from collections import Counter, deque
+from collections.abc import Collection, Iterable, Mapping, Set
 from dataclasses import dataclass
+from typing import TypeVar
 
 from torchperf_ros.api.alert import Alert
 from torchperf_ros.api.clock import NS_PER_S
 from torchperf_ros.settings.config import StageConfig
 from torchperf_ros.settings.stage_options import (
+    ALERTS,
     BACKUP_ACTIVE,
     LOWER_RATE,
     LOWER_TIER,
@@ -66,6 +69,10 @@ _MAY_CAUSE = {
     SCENE: _OF_ANSWERS | _OF_MACHINE,  # of the machine only where it has no lighter tiers, see `_effects`
     BACKUP_ACTIVE: _OF_ANSWERS | _OF_MACHINE,  # twice the work
 }
+# Of a stage that takes the outputs of one with an action: these it cannot bring about.
+_OF_FED = frozenset(ALERTS) - {"temperature", "gpu", "gpu memory", "memory", "emergency stop"}
+# A ladder is back within this time: the effect of a lower tier, and of another stage, lasts so much longer.
+_COMES_BACK_S = 10.0
 # A rise of less is no alert, see `stage_signals`: as long as noise decides, no further tier goes.
 _AS_USUAL = 1.15
 _COUNTED = {"restarts", "recompilation", "model error"}
@@ -78,7 +85,10 @@ _NEVER_NS = -(1 << 62)
 _USUALLY_LATE_S = 3.0
 
 
-@dataclass
+_Node = TypeVar("_Node")
+
+
+@dataclass(eq=False)
 class _Line:
     """How a rule stands: it was applied `steps` times. Times are monotonic.
 
@@ -92,6 +102,9 @@ class _Line:
         doubted_ns: when it was found the last time and may have been what an action causes.
         on_trial: a step was taken back although that was found: only without the action it shows what it
             is.
+        circle: the rules of the node that it may bring about and that may bring it about, directly or not.
+        causes: of these, those whose action may cause its alert.
+        lag_ns: for so long after these actions are over, outputs may still be of other tiers than before.
     """
 
     rule: ActionRule
@@ -108,6 +121,9 @@ class _Line:
     counted_ns: int = 0
     doubted_ns: int = _NEVER_NS
     on_trial: bool = False
+    circle: Collection["_Line"] = ()
+    causes: Set["_Line"] = frozenset()
+    lag_ns: float = 0.0
 
 
 class AlertActions:
@@ -121,7 +137,8 @@ class AlertActions:
     No action keeps itself or another in force. What it causes for certain, as `off` causes misses, does not
     count until it has been over for 15 s. What it may cause does not count as a reason to go on: the step is
     taken back, and the alert, if it is found then, applies the rule again. Actions that may cause each
-    other's alerts are taken back together, or each would find the other's effect and begin again.
+    other's alerts are taken back together, or each would find the other's effect and begin again. These may
+    be of several stages, see `find_circles`.
 
     Attributes:
         lower_tiers: so many of the most accurate tiers are left out.
@@ -139,6 +156,9 @@ class AlertActions:
         self._lines = [_Line(rule, _effects(rule, config)) for rule in config.actions]
         self._found: deque[tuple[Alert, int]] = deque(maxlen=_MOST_WAITING)
         self._in_force_ns: dict[str, int] = {}  # by action: when it was last in force
+        self._node: Collection[AlertActions] = ()
+        self._changes: list[str] = []
+        find_circles({self: ()})
 
     def asks_for(self, alert: str) -> bool:
         return any(line.rule.alert == alert for line in self._lines)
@@ -161,9 +181,10 @@ class AlertActions:
             for line in self._lines:
                 if line.rule.alert == kind:
                     self._take(line, alert, found_ns)
-        changes = [text for line in self._lines if (text := self._follow(line, now_ns))]
-        if any(line.on_trial and not line.steps and line.changed_ns == now_ns for line in self._lines):
-            changes += self._try_without(now_ns)
+        self._changes += [text for line in self._lines if (text := self._follow(line, now_ns))]
+        for line in self._lines:
+            if line.on_trial and not line.steps and line.changed_ns == now_ns:
+                self._try_without(line.circle, now_ns)
         # Of each action the most that one rule asks for: several alerts may have one cause.
         steps = Counter(
             {line.rule.action: line.steps for line in sorted(self._lines, key=lambda line: line.steps)}
@@ -174,6 +195,7 @@ class AlertActions:
         self.scene = next(
             (one.rule.scene for one in self._lines if one.steps and one.rule.action == SCENE), ""
         )
+        changes, self._changes = self._changes, []
         return changes
 
     def _is_caused(self, kind: str, found_ns: int) -> bool:
@@ -194,7 +216,7 @@ class AlertActions:
             line.counted, line.counted_ns = value, found_ns
             if value <= before:
                 return  # nothing has happened since then
-        if not self._may_be_effect(kind, found_ns):
+        if not _may_be_effect(line, found_ns):
             line.seen_ns = found_ns
         elif line.steps:
             line.doubted_ns = found_ns
@@ -214,27 +236,19 @@ class AlertActions:
     def _is_in_force(self, action: str) -> bool:
         return any(line.steps and line.rule.action == action for line in self._lines)
 
-    def _may_be_effect(self, kind: str, found_ns: int) -> bool:
-        """Whether alerts of this kind may come from an action in force, or from one that was until just now."""
-        late_ns = _late_ns(kind)
-        return any(
-            kind in line.effects
-            and (line.steps or (line.changed_ns is not None and found_ns - line.changed_ns < late_ns))
-            for line in self._lines
-        )
-
-    def _try_without(self, now_ns: int) -> list[str]:
+    def _try_without(self, circle: Collection[_Line], now_ns: int) -> None:
         """Take back all else that actions may keep going: without them, alerts show what they are."""
-        changes = []
-        for line in self._lines:
-            kind = line.rule.alert
-            if not self._may_be_effect(kind, now_ns) or now_ns - line.seen_ns < _late_ns(kind):
-                continue
-            if line.steps:
-                line.returned_ns = now_ns
-                changes.append(f"{line.rule}: 0 steps left, as another action may have caused the alert")
-            line.steps, line.changed_ns, line.on_trial = 0, now_ns, True
-        return changes
+        for stage in self._node:
+            for line in stage._lines:
+                late_ns = max(_late_ns(line.rule.alert), _USUALLY_LATE_S * NS_PER_S)
+                if line not in circle or now_ns - line.seen_ns < late_ns:
+                    continue
+                if line.steps:
+                    line.returned_ns = now_ns
+                    stage._changes.append(
+                        f"{line.rule}: 0 steps left, as another action may have caused the alert"
+                    )
+                line.steps, line.changed_ns, line.on_trial = 0, now_ns, True
 
     def _is_left_out(self, tier: str) -> bool:
         """Whether no scene runs frames on this tier any more, as it is one of those that are left out."""
@@ -284,7 +298,7 @@ class AlertActions:
         if line.steps:
             return not line.on_trial and after_ns >= max(cooldown_ns, late_ns)
         return after_ns > (
-            late_ns if line.on_trial else 0.0
+            late_ns + line.lag_ns if line.on_trial else 0.0
         )  # what is found until then may be of the time before
 
     def words(self, now_ns: int) -> str:
@@ -295,6 +309,57 @@ class AlertActions:
             for line in self._lines
             if line.steps
         )
+
+
+def find_circles(feeds: Mapping[AlertActions, Iterable[AlertActions]]) -> None:
+    """See which rules of a node may bring each other about: only there an alert may be an action's effect.
+
+    Args:
+        feeds: of each stage, those that take its outputs.
+    """
+    fed = _reach(feeds)
+    rules = [(stage, line) for stage in feeds for line in stage._lines]
+    effects = {
+        line: [other for on, other in rules if other.rule.alert in _effects_on(on, stage, line, fed[stage])]
+        for stage, line in rules
+    }
+    reach = _reach(effects)
+    for stage, line in rules:
+        stage._node = tuple(feeds)
+        line.circle = {other for other in reach[line] if line in reach[other]}
+        line.causes = {other for other in line.circle if line in effects[other]}
+        near = {one for one in stage._lines if one.rule.action != LOWER_TIER}
+        line.lag_ns = 0 if line.causes <= near else _COMES_BACK_S * NS_PER_S
+
+
+def _effects_on(
+    stage: AlertActions, of: AlertActions, line: _Line, fed: Collection[AlertActions]
+) -> Collection[str]:
+    """What alerts of a stage a rule `of` that stage or another may cause: by the machine, or by its outputs."""
+    if stage in fed:
+        return _OF_FED | line.effects
+    is_near = stage.config.stage == of.config.stage or _LOAD in line.effects
+    # A stage that takes other outputs than before may miss deadlines, without which `load` is no alert.
+    return (line.effects if is_near else frozenset()) | ({_LOAD} if fed else set())
+
+
+def _reach(direct: Mapping[_Node, Iterable[_Node]]) -> dict[_Node, set[_Node]]:
+    """What each leads to, directly or by others."""
+    reach = {one: set(others) for one, others in direct.items()}
+    for middle, beyond in reach.items():
+        for others in reach.values():
+            if middle in others:
+                others.update(beyond)
+    return reach
+
+
+def _may_be_effect(line: _Line, found_ns: int) -> bool:
+    """Whether a rule's alert may come from an action in force, or from one that was until just now."""
+    late_ns = _late_ns(line.rule.alert) + line.lag_ns
+    return any(
+        one.steps or (one.changed_ns is not None and found_ns - one.changed_ns < late_ns)
+        for one in line.causes
+    )
 
 
 def _late_ns(kind: str) -> float:

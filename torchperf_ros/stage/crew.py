@@ -71,8 +71,7 @@ class Crew:
         for worker in self.pool.everyone:
             if worker is other_than or not worker.idle:
                 continue
-            # an idle one that takes part in a capture
-            if worker.capturing:
+            if worker.recording:
                 return worker
             if found is None or worker is self.preferred:
                 found = worker

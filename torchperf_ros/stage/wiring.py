@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from torchperf_ros.api.cdr import header_stamp_ns
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.settings.config import StageConfig
+from torchperf_ros.stage.alert_actions import find_circles
 from torchperf_ros.stage.frame import Frame
 from torchperf_ros.stage.stage import Stage
 
@@ -76,6 +77,12 @@ class Wiring:
             for source in sources:
                 maker = made_by.get(whole_name(source.topic), index)
                 (self.from_topics if maker == index else self.followers[maker]).append(source)
+        find_circles(
+            {
+                stage.actions: {taker.stage.actions for taker in takers}
+                for stage, takers in zip(stages, self.followers, strict=True)
+            }
+        )
 
 
 def _makers(stages: Sequence[Stage], whole_name: Callable[[str], str]) -> dict[str, int]:

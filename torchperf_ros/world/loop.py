@@ -33,7 +33,7 @@ from torchperf_ros.models.closed_loop import (
 )
 from torchperf_ros.models.road_scene import CAMERA_HEIGHT_M, HORIZON, HORIZONTAL_FOV_DEG
 from torchperf_ros.replay.log_feed import absolute
-from torchperf_ros.replay.replay_options import paced
+from torchperf_ros.replay.replay_options import ReplayError, paced
 from torchperf_ros.replay.replay_record import OutputLog, ReplayRecord
 from torchperf_ros.replay.replay_stages import ReplayStages
 from torchperf_ros.replay.step_times import read_step_times
@@ -464,6 +464,9 @@ class _Stages(_Arm):
         self._pace.reach(t_ns, self._stages, self._record)
         self._record.tick()
         self._record.check()
+        if self._stages.lost:  # what is driven then says nothing of the stages
+            errors = [actor.pool.last_error for actor in self._stages.actors if actor.pool.last_error]
+            raise ReplayError(f"an error in the stages' own code, not in the model: {'; '.join(errors)}")
 
     def sense(self, messages: Messages, stamp_ns: int) -> None:
         for topic, _, data in messages:
@@ -538,7 +541,7 @@ def drive(one: Drive, watch: Watch = lambda _: None, workers: Workers | None = N
 
     Raises:
         ConfigError: there is no such arm, load or faults.
-        ReplayError: a stage cannot run.
+        ReplayError: a stage cannot run, or has an error of its own.
         OSError: the output cannot be written.
     """
     if one.arm not in _KINDS:
