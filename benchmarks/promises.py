@@ -166,7 +166,7 @@ _BELOW = (
     ),
     "| two stages on two cores | [stages](figures/stages.md) |",
     "| one H200, one H100, and what of a Jetson is read | [CUDA](figures/cuda.md) |",
-    "| collisions in the closed loop, the guard and the lane in traffic | [safety](safety.md) |",
+    "| collisions in the closed loop, the guard and the lane in traffic | [safety](figures/safety.md) |",
     "",
     (
         "**Next:** `./run bench` lists every benchmark; [comparing runs](testing.md#comparing-runs) says"

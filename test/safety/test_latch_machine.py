@@ -1,6 +1,6 @@
 """A latch and its file, whatever happens to the node, the disk, the buttons and the clocks, in any order.
 
-What holds is taken from docs/safety.md: once latched, only a granted clear ends it. No restart does, at whatever
+What holds is taken from docs/emergency.md: once latched, only a granted clear ends it. No restart does, at whatever
 moment the process before it was killed and whatever its file has become since.
 """
 

@@ -447,7 +447,10 @@ def leads_to(lane: Lane, on_lane: Along, seen: Seen) -> bool:
 
 
 def _show_the_road(on_lane: Along, seen: Seen, among: Flags) -> Flags:
-    """Which of them come towards us, in the lane beside and parallel to ours; none where one that comes does not."""
+    """Which of them come towards us, in the lane beside and parallel to ours.
+
+    None where one that comes does not.
+    """
     comes = among & (on_lane.ahead < -_SHOWS) & (np.abs(on_lane.left) < _LANE_BESIDE_M)
     if not np.count_nonzero(comes):
         return comes

@@ -335,7 +335,10 @@ def find_circles(feeds: Mapping[AlertActions, Iterable[AlertActions]]) -> None:
 def _effects_on(
     stage: AlertActions, of: AlertActions, line: _Line, fed: Collection[AlertActions]
 ) -> Collection[str]:
-    """What alerts of a stage a rule `of` that stage or another may cause: by the machine, or by its outputs."""
+    """What alerts of a stage a rule `of` that stage or another may cause.
+
+    By the machine, or by its outputs.
+    """
     if stage in fed:
         return _OF_FED | line.effects
     is_near = stage.config.stage == of.config.stage or _LOAD in line.effects

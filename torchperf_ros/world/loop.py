@@ -73,7 +73,7 @@ ARMS: Final = {
 BUDGETS_MS: Final = {"perception": 50.0, "planning": 30.0}
 # From the naive node's death until it takes frames again, on a processor of its own.
 #
-# See docs/safety.md.
+# See docs/closed_loop.md.
 NAIVE_RESTART_MS: Final = 2600.0
 _ZERO, _WATCHED, _RADAR, _CAMERA = "zero", "watched", "radar", "camera"
 FAULTLESS: Final = {_ZERO, _WATCHED}
