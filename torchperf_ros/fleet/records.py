@@ -304,7 +304,7 @@ def read_records(
     # A file is of one vehicle.
     owners = [np.full(len(part.blocks["t_s"]), ids.get(next(iter(part.facts), ""), -1)) for part in parts]
     blocks["vehicle"] = np.concatenate([*owners, np.empty(0, np.int64)]).astype(np.int64)
-    whose = ("vehicle", "t_s", "version", "stage")
+    whose = ("vehicle", "t_s", "version", "stage", "rollout")
     order = np.lexsort([blocks[name] for name in reversed(whose)])
     blocks = {name: column[order] for name, column in blocks.items()}
     again = np.all([blocks[name][1:] == blocks[name][:-1] for name in whose], axis=0)
