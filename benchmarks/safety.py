@@ -44,7 +44,7 @@ from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.tools.shell import follow, progress_bars
 from torchperf_ros.workers.process_setup import die_with_parent
 from torchperf_ros.world.drive_command import write_drive
-from torchperf_ros.world.latencies import FAULTS, DrawnRuns
+from torchperf_ros.world.latencies import FAULTS
 from torchperf_ros.world.loop import ARMS, NAIVE_ARMS, NAIVE_RESTART_MS, Drive, Workers, drive, end_workers
 from torchperf_ros.world.scenarios import SCENARIOS, TRAFFIC, draw_scenario
 
@@ -99,9 +99,8 @@ def main() -> int:
         for name in ("seeds", "sequences", "ordinary"):
             setattr(arguments, name, max(1, getattr(arguments, name) // 5))
     try:
-        DrawnRuns(0, arguments.load, arguments.faults)
         for seed in (arguments.seed, arguments.seed + arguments.seeds - 1):
-            draw_scenario(SCENARIOS[0], seed)
+            Drive(draw_scenario(SCENARIOS[0], seed), "full", arguments.load, arguments.faults).luck()
     except ConfigError as error:
         parser.error(str(error))
     Report("safety", arguments).finish_parts(arguments, _PARTS)

@@ -527,8 +527,8 @@ def test_given_a_change_of_lanes_when_what_comes_drives_there_then_it_shows_no_r
     bend=st.floats(0.003, 0.012),
     speed=st.floats(8.0, 25.0),
     side=st.sampled_from([-1.0, 1.0]),
-    ends=st.floats(0.2, 0.7),
-    beyond_m=st.floats(10.0, 120.0),
+    ends=st.floats(0.2, 0.6),
+    beyond_m=st.floats(15.0, 120.0),
 )
 def test_given_a_known_lane_when_a_plan_leaves_a_bend_then_what_comes_beyond_its_end_is_beside_it(
     bend, speed, side, ends, beyond_m

@@ -44,7 +44,7 @@ from torchperf_ros.settings.params_file import config_of
 from torchperf_ros.settings.safety_options import EmergencyOptions
 from torchperf_ros.stage.frame import Answer
 from torchperf_ros.world.latencies import RESTART_MS, STAGES, TIERS, DrawnRuns
-from torchperf_ros.world.scenarios import Scenario
+from torchperf_ros.world.scenarios import MOST_SEED, Scenario
 from torchperf_ros.world.sensors import Sensors
 from torchperf_ros.world.world import Score, World, score_of
 
@@ -148,8 +148,10 @@ class Drive:
     restart_ms: float | None = None
 
     def luck(self) -> DrawnRuns:
-        """What is drawn for it; raises `ConfigError` where load, faults or times cannot be used."""
+        """What is drawn for it; raises `ConfigError` where seed, load, faults or times cannot be used."""
         seed, restart_ms = self.scenario.seed, RESTART_MS if self.restart_ms is None else self.restart_ms
+        if not 0 <= seed <= MOST_SEED:
+            raise ConfigError(f"seed {seed} is not allowed; it has to be 0 to {MOST_SEED}")
         luck = DrawnRuns(seed, self.load, self.faults, None, restart_ms)
         if self.times is None:
             return luck
