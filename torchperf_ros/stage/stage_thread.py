@@ -104,8 +104,9 @@ class StageThread:
         the worker that is missing. One that is late as there is a worker less now is not to blame.
         """
         crew = stage.model.crew
-        holds_one = bool(stage.ended_workers) or crew.runs_frame_of(stage.place)
-        is_bad = stage.ended_workers >= _MOST_ENDED or (stage.behind >= _MOST_BEHIND and holds_one)
+        is_bad = stage.ended_workers >= _MOST_ENDED or (
+            stage.behind >= _MOST_BEHIND and (stage.ended_workers > 0 or crew.runs_frame_of(stage.place))
+        )
         if not is_bad or stage.pool.config.workers == 1:
             return False
         others = any(self._has_frames(other) for other in self.stages if other is not stage)

@@ -309,9 +309,9 @@ class Session:
     def _shapes_of(self, tensors: Inputs) -> bytes:
         is_row = isinstance(tensors, (tuple, list))
         shapes = tuple(getattr(tensor, "shape", ()) for tensor in tensors) if is_row else None
-        if shapes not in self._shape_texts:
+        if (text := self._shape_texts.get(shapes)) is None:
             check_inputs(tensors)
-        return self._text_of(shapes)
+        return text or self._text_of(shapes)
 
     def _text_of(self, shapes: tuple[Any, ...] | None) -> bytes:
         if (text := self._shape_texts.get(shapes)) is None:
