@@ -203,6 +203,20 @@ def test_given_a_process_without_descriptors_when_reported_then_the_rest_is_said
     assert warned == [False, True, False]
 
 
+def test_given_a_warning_that_becomes_another_when_reported_then_each_is_logged_once(stranger, monkeypatch):
+    reporter = Reporter(stranger, AlertPublisher(stranger), lambda: "active", lambda stage: {}, lambda: 0)
+    logged = []
+    monkeypatch.setattr(type(stranger.get_logger()), "warning", lambda _, text: logged.append(text))
+    silent, full = (
+        "the recorder has made no progress for {} s (sleeping)",
+        "records cannot be written to /full",
+    )
+    for text in (silent.format(5), silent.format(6), full, full):
+        reporter.note(recorder_warning=text)
+        reporter.report()
+    assert logged == [silent.format(5), full]
+
+
 @pytest.mark.parametrize("name", ["machine: memory", "machine: gpu memory"])
 def test_given_a_worker_that_leaks_when_the_machines_memory_runs_out_then_the_alert_names_it(
     announced, name
