@@ -8,7 +8,7 @@ closed form. Student's t makes an interval of either.
 
 import enum
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Final
@@ -36,6 +36,22 @@ _LEAST_VALUES: Final = 8  # of which a block's length can be estimated
 _PAIRED: Final = 0.5  # of each side's frames that the other side has, too, for one axis of both
 _ROUNDING: Final = 1e-9  # of a value: what moves by less is constant
 Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class ComparedStage:
+    """One stage on both sides.
+
+    Attributes:
+        block: frames in a block of the bootstrap, the longest of its metrics; 0 where the runs are the
+            sample.
+    """
+
+    name: str
+    base: StageLog
+    new: StageLog
+    agreement: Mapping[str, int]
+    block: int
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ As a page, in words and cells for terminals and pull requests, and as JSON for m
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -26,6 +26,7 @@ from torchperf_ros.observe.runs.changes import (
     RESAMPLES,
     RUNS,
     START_UP,
+    ComparedStage,
     Judgement,
     Metric,
     MetricChange,
@@ -56,22 +57,6 @@ _STEADY: Final = frozenset({"fast", "virtual"})
 
 
 _NOT_ENOUGH: Final = 3
-
-
-@dataclass(frozen=True)
-class ComparedStage:
-    """One stage on both sides.
-
-    Attributes:
-        block: frames in a block of the bootstrap, the longest of its metrics; 0 where the runs are the
-            sample.
-    """
-
-    name: str
-    base: StageLog
-    new: StageLog
-    agreement: Mapping[str, int]
-    block: int
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchperf_ros import __version__
-from torchperf_ros.api.outcome import IN_TIME, Fallback, GuardVerdict, Health, Outcome
+from torchperf_ros.api.outcome import IN_TIME, Fallback, GuardVerdict, Outcome
 from torchperf_ros.api.text import percent
 from torchperf_ros.observe.runs.run_log import (
     CANDIDATE,
@@ -185,7 +184,7 @@ def stage_figures(stage: StageLog) -> StageSummary:
 
 def verdict(stage: StageLog) -> tuple[str, str]:
     """`good`, `fair` or `bad`, and in one line how often a stage was on time, and why not more often."""
-    figures, stops = stage_figures(stage), safe_stops(stage)
+    figures, stops = stage_figures(stage), stage.safe_stops
     if not figures.frames:
         return "bad", f"{stage.name}: no frame was answered after the start"
     share, late_ms = figures.on_time_share, figures.worst_lateness_ms
@@ -208,15 +207,6 @@ def verdict(stage: StageLog) -> tuple[str, str]:
 def share_word(share: float) -> str:
     """`good`, `fair` or `bad`: what a share of frames on time, 0 to 1, is; the design promises 99.9 %."""
     return "good" if share >= _GOOD_SHARE else "fair" if share >= _FAIR_SHARE else "bad"
-
-
-def safe_stops(stage: StageLog) -> list[tuple[int, int]]:
-    """From when to when, in ns of ROS time, the stage was in SAFE_STOP."""
-    end_ns = max([int(stage.frames["t_ns"].max(initial=0)), *(t_ns for t_ns, _ in stage.health)])
-    changes = pairwise([*stage.health, (end_ns, "")])
-    return [
-        (begin_ns, over_ns) for (begin_ns, word), (over_ns, _) in changes if word == Health.SAFE_STOP.name
-    ]
 
 
 def _cause(stage: StageLog) -> str:

@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
 from torchperf_ros.api.outcome import Health, Outcome
-from torchperf_ros.observe.runs.report import safe_stops
 from torchperf_ros.observe.runs.run_log import STEPS, LoggedAlert, RunLog, StageLog
 
 if TYPE_CHECKING:
-    from torchperf_ros.observe.runs.comparison import ComparedStage
+    from torchperf_ros.observe.runs.changes import ComparedStage
 
 BLUE: Final = "#0072B2"
 SKY: Final = "#56B4E9"
@@ -198,7 +197,7 @@ def timeline(stage: StageLog, most: int, alerts: Sequence[LoggedAlert] = ()) -> 
             row=3,
             col=1,
         )
-    for begin_ns, end_ns in safe_stops(stage):
+    for begin_ns, end_ns in stage.safe_stops:
         begin, end = _times([begin_ns, end_ns])
         figure.add_shape(
             type="rect",

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchperf_ros.api.errors import TorchperfError
-from torchperf_ros.api.outcome import IN_TIME, Outcome
+from torchperf_ros.api.outcome import IN_TIME, Health, Outcome
 from torchperf_ros.stage.frame_table import FRAME
 from torchperf_ros.stage.trend import theil_sen_slope
 
@@ -144,6 +144,17 @@ class StageLog:
         Negative: before; NaN where the log does not say.
         """
         return np.asarray(self.frames["lateness_ms"], dtype=np.float64)
+
+    @property
+    def safe_stops(self) -> list[tuple[int, int]]:
+        """From when to when, in ns of ROS time, it was in SAFE_STOP."""
+        end_ns = max([int(self.frames["t_ns"].max(initial=0)), *(t_ns for t_ns, _ in self.health)])
+        changes = pairwise([*self.health, (end_ns, "")])
+        return [
+            (begin_ns, over_ns)
+            for (begin_ns, word), (over_ns, _) in changes
+            if word == Health.SAFE_STOP.name
+        ]
 
     def tier_name(self, index: int) -> str:
         """A tier's name, `tier 2` where it is not known."""
