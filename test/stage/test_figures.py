@@ -20,6 +20,7 @@ from torchperf_ros.stage.figures import (
     BucketCounts,
     LatencyFigures,
     LatencySketch,
+    Quantiles,
     RecentRows,
     StageCounters,
     StageStatistics,
@@ -311,6 +312,14 @@ def test_given_any_durations_when_asked_then_each_percentile_is_within_its_error
     assert found.max_ms == max(seen)
     exact = np.percentile(seen, [50, 95, 99], method="lower")
     assert [found.p50_ms, found.p95_ms, found.p99_ms] == pytest.approx(exact, rel=RELATIVE_ERROR * 1.0001)
+
+
+@given(st.lists(durations_ms | st.just(math.nan), max_size=300))
+def test_given_any_durations_and_unknown_ones_when_asked_then_percentiles_are_numpys_of_the_known(values):
+    known, found = [value for value in values if not math.isnan(value)], Quantiles.of(np.array(values))
+    assert found.count == len(known)
+    exact = np.percentile(known, [50, 95, 99, 100]) if known else [math.nan] * 4
+    assert [value for _, value in found.items()] == pytest.approx(exact, rel=1e-12, nan_ok=True)
 
 
 def test_given_durations_out_of_range_when_added_then_they_count_at_its_ends():

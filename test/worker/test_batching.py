@@ -12,7 +12,7 @@ from torchperf_ros.api.errors import BadInput, ConfigError
 from torchperf_ros.api.messages import message_class
 from torchperf_ros.api.outcome import Outcome
 from torchperf_ros.settings.build_options import BuildOptions
-from torchperf_ros.worker.batching import sizes_up_to
+from torchperf_ros.worker.batching import run_together, sizes_up_to
 from torchperf_ros.workers.calibration import Batching
 from torchperf_ros.workers.control import Ready, Remark
 from torchperf_ros.workers.protocol import OBSERVE, RUN, Request, unpack_response
@@ -248,6 +248,28 @@ def test_given_frames_of_which_some_fail_when_run_together_then_the_others_are_a
     assert "cannot put this into a message" in found[1][1]
     assert found[3][1] == "rear 8.0 4.0"
     assert Nested.runs == [(3, 3)]
+
+
+def test_given_frames_that_ran_together_when_one_runs_alone_then_its_outputs_are_checked(node):
+    good, nan = {0: 1.0, 1: 2.0}, float("nan")
+    for values, bad in ((good, {}), ({0: nan}, {0}), (good, {}), ({0: 1.0, 1: nan, 2: 3.0}, {1})):
+        found = ask_together(node, values)
+        assert {stream for stream, (outcome, *_) in found.items() if outcome == Outcome.INVALID} == {*bad}
+    assert found[1][1].startswith("output 0 has 3 of 3 values that are NaN or Inf")
+
+
+@torch.inference_mode()
+def test_given_inputs_when_run_together_then_they_go_to_the_device_one_by_one_and_outputs_are_checked_at_once(
+    node, monkeypatch
+):
+    tier, brought = node.prepared.tiers[0], []
+    to_device = tier.device.to_device
+    monkeypatch.setattr(tier.device, "to_device", lambda given: brought.append(given) or to_device(given))
+    for value, good in ((1.0, True), (float("nan"), False), (2.0, True)):
+        brought.clear()
+        run_together(tier, [(torch.ones(1, 3),), (torch.full((2, 3), value),)])
+        assert [[len(each) for each in given] for given in brought] == [[1, 2], [3]]
+        assert tier.is_finite is good
 
 
 def test_given_inputs_of_other_sizes_and_types_when_asked_together_then_they_run_apart_in_the_order_given(

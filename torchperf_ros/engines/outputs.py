@@ -199,7 +199,7 @@ def split(outputs: Any, sizes: Sequence[int]) -> list[Any]:  # noqa: ANN401 - a 
                 f" has to be {sum(sizes)}, as of the inputs"
             )
         if isinstance(outputs, torch.Tensor):
-            return list(outputs.split(list(sizes)))
+            return list(outputs.split_with_sizes(sizes))
         return np.split(outputs, np.cumsum(sizes)[:-1])
     if isinstance(outputs, (np.generic, *_PLAIN_VALUES)):
         return [outputs] * len(sizes)

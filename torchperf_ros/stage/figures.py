@@ -71,8 +71,11 @@ class Quantiles:
     @classmethod
     def of(cls, values_ms: np.ndarray) -> "Quantiles":
         """Exactly, of samples in any order; NaN samples are unknown and do not count."""
-        known = values_ms[~np.isnan(values_ms)]
-        return cls(len(known), *np.percentile(known, PERCENTS).tolist()) if len(known) else cls()
+        ordered = np.sort(values_ms)  # NaN comes last
+        count = len(ordered) - int(np.isnan(ordered).sum())
+        # A tenth of what `numpy.percentile` takes, which a report of eight streams would call forty times.
+        at = np.multiply(PERCENTS, (count - 1) / 100)
+        return cls(count, *np.interp(at, np.arange(count), ordered[:count]).tolist()) if count else cls()
 
     def items(self) -> list[tuple[str, float]]:
         """Names with their unit, and values in ms."""
@@ -245,8 +248,9 @@ class LatencySketch(BucketCounts):
             return Quantiles()
         ranks = [math.floor(percent / 100 * (count - 1)) for percent in PERCENTS[:-1]]
         powers = np.searchsorted(ends, ranks, side="right") + float(_POWERS[0])
-        p50, p95, p99 = np.minimum(2 * _GAMMA**powers / (_GAMMA + 1), self._max_ms).tolist()
-        return Quantiles(count, p50, p95, p99, self._max_ms)
+        return Quantiles(
+            count, *np.minimum(2 * _GAMMA**powers / (_GAMMA + 1), self._max_ms).tolist(), self._max_ms
+        )
 
 
 _SHARES_OF_BUDGET = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)
@@ -326,7 +330,8 @@ class RecentRows:
     def take(self, since_ns: int) -> Rows:
         """Forget what is older; returns what is new. What is appended meanwhile is for the next time."""
         new = np.array([self._pending.popleft() for _ in range(len(self._pending))], self.rows.dtype)
-        kept = np.concatenate([self.rows, new])
+        # As bytes: numpy would look for a common type of the rows' fields, which takes most of a report's time.
+        kept = np.frombuffer(self.rows.tobytes() + new.tobytes(), new.dtype)
         self.rows = kept[kept[self._when] >= since_ns][-self._most :]
         if len(new):
             self._taken += len(new)
@@ -419,7 +424,8 @@ class LatencyFigures:
         is_active = answers["published_ns"] >= (self._activated_ns or math.inf)
         self._stage.add(total_ms, is_active)
         for index, kept in self._tiers.values():
-            kept.add(total_ms[tier == index], is_active[tier == index])
+            if (rows := tier == index).any():
+                kept.add(total_ms[rows], is_active[rows])
         self._lateness.add(np.maximum(answers["lateness_ms"], 0.0) / 1000)
         for step, counts in self._steps.items():
             counts.add(answers[f"{step}_ms"] / 1000)

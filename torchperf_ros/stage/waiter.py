@@ -5,10 +5,10 @@ import ctypes
 import os
 import select
 import time
-from collections import deque
 from typing import Final
 
 from torchperf_ros.api.clock import NS_PER_S
+from torchperf_ros.workers.calibration import SortedWindow
 from torchperf_ros.workers.worker_process import WorkerProcess
 
 _ABSOLUTE = 1  # TFD_TIMER_ABSTIME
@@ -153,19 +153,19 @@ class PublishMargin:
         so that the margin may be so many times as long.
         """
         self._most_ms = streams * _MOST_MS
-        self._wake = deque([first_wake_ms], maxlen=_SAMPLES)
-        self._publish = deque([_LEAST_MS], maxlen=_SAMPLES)
-        self._update()
+        self._wake, self._publish = SortedWindow(_SAMPLES), SortedWindow(_SAMPLES)
+        self._wake.add(first_wake_ms)
+        self.published(_LEAST_MS)
 
     def woke(self, late_ms: float) -> None:
         """A timed wait ended `late_ms` after the time that was asked for."""
-        self._wake.append(max(0.0, late_ms))
+        self._wake.add(max(0.0, late_ms))
         self._update()
 
     def published(self, took_ms: float) -> None:
         """Publishing an answer took `took_ms`."""
-        self._publish.append(took_ms)
+        self._publish.add(took_ms)
         self._update()
 
     def _update(self) -> None:
-        self.ms = min(max(max(self._wake) + max(self._publish), _LEAST_MS), self._most_ms)
+        self.ms = min(max(self._wake.quantile(1.0) + self._publish.quantile(1.0), _LEAST_MS), self._most_ms)

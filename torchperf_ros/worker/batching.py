@@ -11,11 +11,11 @@ import torch
 from torchperf_ros.api.adapter import Adapter
 from torchperf_ros.api.clock import NS_PER_MS
 from torchperf_ros.api.errors import ConfigError, one_line
-from torchperf_ros.engines.outputs import layout_of, split
+from torchperf_ros.engines.outputs import layout_of, numbers_of, split, tensors_in
 from torchperf_ros.engines.parity import LIMITS, Inputs, measure, random_inputs
 from torchperf_ros.settings.build_options import Shapes
 from torchperf_ros.worker.reports import Reports
-from torchperf_ros.worker.tier import RESTS, Tier
+from torchperf_ros.worker.tier import RESTS, Tier, holds_finite
 from torchperf_ros.workers.calibration import Batching
 from torchperf_ros.workers.worker_setup import WorkerSetup
 
@@ -26,12 +26,17 @@ _BRIEF_RUNS: Final = 3
 def run_together(tier: Tier, inputs: Sequence[Inputs], leave_ns: int = 0) -> tuple[list[Any], int]:
     """Run inputs that agree in all but dimension 0 at once; the outputs of each, and the time in ns.
 
-    Outputs may be views on memory that the next run writes to. For `leave_ns` see `Tier.run`.
+    Outputs may be views on memory that the next run writes to. For `leave_ns` see `Tier.run`. Whether all of
+    them are finite is found out at once; where they are not, the check of each frame's finds its own.
     """
     started = time.perf_counter_ns()
-    joined = tuple(torch.cat(column) for column in zip(*inputs, strict=True))
+    # What is not on the device is brought there one by one: concatenated here, it would be copied twice.
+    joined = tuple(torch.cat(tier.device.to_device(column)) for column in zip(*inputs, strict=True))
     joined_ns = time.perf_counter_ns() - started
     outputs, ran_ns = tier.run(joined, leave_ns)
+    tier.is_finite = tier.is_finite or all(
+        holds_finite(part) for tensor in tensors_in(outputs) for part in numbers_of(tensor)
+    )
     return split(outputs, [each[0].shape[0] for each in inputs]), joined_ns + ran_ns
 
 

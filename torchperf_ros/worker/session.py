@@ -3,9 +3,9 @@
 import contextlib
 import hashlib
 import math
-import os
 import random
 import socket
+import struct
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -106,7 +106,7 @@ class Session:
         *ring_fds: int,
     ) -> None:
         """Take what the start has made, and the memory of results and of each stream's frames."""
-        self.limited: Callable[..., dict[str, Received]] = _call
+        self.limited: Callable[..., dict[str, Received]] = lambda act, frame: act(frame)
         self._stage, self._names, self._lower = setup.stage, setup.tiers, setup.lower
         self._seed, self._stream_names = setup.seed, setup.streams or ("",)
         self._scenes = {name: number for number, name in enumerate(setup.scenes)}
@@ -124,10 +124,11 @@ class Session:
 
     def serve(self) -> None:
         """Answer requests until the node closes the socket."""
-        self._frames.settimeout(EVERY_S)
+        # The kernel's own limit: with Python's each `recv` and each `send` is preceded by a `poll`.
+        self._frames.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", round(EVERY_S), 0))
         with torch.inference_mode():
             while True:
-                with contextlib.suppress(TimeoutError):  # nothing came: a moment to report
+                with contextlib.suppress(BlockingIOError):  # nothing came: a moment to report
                     data = self._frames.recv(self._most_bytes)
                     while data == SOON:
                         data = self._next_soon()
@@ -151,7 +152,7 @@ class Session:
         give_up_ns = time.perf_counter_ns() + _STAYS_AWAKE_NS
         while time.perf_counter_ns() < give_up_ns:
             with contextlib.suppress(BlockingIOError):
-                return os.read(self._frames.fileno(), self._most_bytes)
+                return self._frames.recv(self._most_bytes, socket.MSG_DONTWAIT)
         return self._frames.recv(self._most_bytes)
 
     def _answer(self, request: Request) -> None:
@@ -266,11 +267,11 @@ class Session:
         request, adapter = frame.request, frame.adapter
         mark, started = self._capture.mark, time.perf_counter_ns()
         with mark("decode"):
-            call = self.limited if request.length > _QUICK_BYTES else _call
-            frame.messages = call(self._decode, frame)
+            is_quick = request.length <= _QUICK_BYTES
+            frame.messages = self._decode(frame) if is_quick else self.limited(self._decode, frame)
         frame.response.decode_ns = time.perf_counter_ns() - started
-        if request.kind & OBSERVE:
-            if request.missed and self._prepared.observes:
+        if request.kind & OBSERVE and self._prepared.observes:
+            if request.missed:
                 adapter.missed(request.missed)
             with mark("observe"):
                 adapter.observe(frame.messages)
@@ -402,10 +403,6 @@ class Session:
         self._reports.say(LastWords(f"CUDA device lost: {reason.decode(errors='replace')}"))
         self._frames.shutdown(socket.SHUT_RDWR)
         leave(_EXIT_DEVICE_LOST)
-
-
-def _call(act: Callable[[_Frame], dict[str, Received]], frame: _Frame) -> dict[str, Received]:
-    return act(frame)
 
 
 def seed_from(seed: int | None, what: object) -> None:

@@ -95,13 +95,7 @@ class OutputCheck:
             )
         for number, tensor in enumerate(() if is_finite else tensors):
             for part in (tensor,) if self._is_usual else numbers_of(tensor):
-                # a sum is finite only if every element is, and takes one pass without a temporary; a sum
-                # that overflows although its elements are finite is sorted out by the exact test
-                if (
-                    part.is_floating_point()
-                    and not math.isfinite(part.sum())
-                    and not torch.isfinite(part).all()
-                ):
+                if not holds_finite(part):
                     bad = int((~torch.isfinite(part)).sum())
                     raise InvalidOutput(
                         f"output {number} has {bad} of {part.numel()} values that are NaN or Inf"
@@ -115,12 +109,23 @@ class OutputCheck:
                 raise InvalidOutput(f"an output that is a plain number is {leaf}")
 
 
+def holds_finite(part: torch.Tensor) -> bool:
+    """Whether all numbers of a dense tensor are finite.
+
+    A sum is finite only if every element is, and takes one pass without a temporary; one that overflows
+    although its elements are finite is sorted out by the exact test.
+    """
+    return not part.is_floating_point() or math.isfinite(part.sum()) or bool(torch.isfinite(part).all())
+
+
 def _words(signature: Sequence[tuple[object, ...]]) -> str:
-    words = [
-        f"{str(kind).removeprefix('torch.')} {tuple(sizes) if isinstance(sizes, torch.Size) else sizes}"
-        for kind, sizes in signature
-    ]
-    return ", ".join(words) or "none"
+    return (
+        ", ".join(
+            f"{str(kind).removeprefix('torch.')} {tuple(sizes) if isinstance(sizes, torch.Size) else sizes}"
+            for kind, sizes in signature
+        )
+        or "none"
+    )
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
@@ -172,8 +177,9 @@ class Tier:
     Attributes:
         facts: for `/diagnostics`.
         call_for: gives what runs inputs of these shapes.
+        device: that it runs on.
         is_finite: whether every number in the tensors of the last run's outputs is known to be finite. On the
-            CPU it never is: there the check of a frame's outputs finds out.
+            CPU it is not after a run of one frame: the check of the frame's outputs finds out.
         waited_ns: on CUDA, how long the last run took beyond the model's time: sums of outputs, and waking up.
     """
 
@@ -201,7 +207,7 @@ class Tier:
         facts.package = runner.package.key if runner.package else ""
         self.call_for: Callable[[Inputs], Call] = shapes.call_for if shapes else lambda _: runner.call
         self._shapes, self._eager, self._is_eager = shapes, eager, shapes is None and runner.call is eager
-        self._device, self._say, self._steps = device, say, steps
+        self.device, self._say, self._steps = device, say, steps
         self._eager_ms, self._errors_in_a_row = 0.0, 0
         self.is_finite, self.waited_ns = False, 0
         self._sums = EarlySums(device.device) if device.is_cuda else None
@@ -212,7 +218,7 @@ class Tier:
         """See `outputs.sizes_follow_values`, of the adapter's own model."""
         if self._eager is None:
             return False
-        return sizes_follow_values(partial(self._eager, *self._device.to_device(inputs)))
+        return sizes_follow_values(partial(self._eager, *self.device.to_device(inputs)))
 
     def report(self) -> TierFacts:
         if (of := self._shapes) is None:
@@ -240,7 +246,7 @@ class Tier:
 
     def steps(self, inputs: Inputs) -> Iterator[tuple[Any, int]]:
         """Outputs of an anytime model, from coarse to fine, and the inference time in ns up to each."""
-        inputs, total_ns = self._device.to_device(inputs), 0
+        inputs, total_ns = self.device.to_device(inputs), 0
         found = None if self._steps is None else self._steps(inputs)
         while found is not None:
             try:
@@ -255,7 +261,7 @@ class Tier:
 
     def _tell_out_of_memory(self, error: Exception) -> None:
         """Raise what says so, if it was memory that did not suffice."""
-        if self._device.is_out_of_memory(error):
+        if self.device.is_out_of_memory(error):
             if isinstance(error, torch.OutOfMemoryError):
                 raise error
             raise torch.OutOfMemoryError(str(error)) from error
@@ -265,16 +271,15 @@ class Tier:
 
         The engine's own, for the usual ones.
         """
-        with self._device.timed() as timed:
-            inputs = self._device.to_device(inputs)
+        with self.device.timed() as timed:
+            inputs = self.device.to_device(inputs)
             outputs = (call or self.call_for(inputs))(*inputs)
             if self._is_lazy:
                 outputs = drawn(outputs)
             if self._sums:
                 timed.stop()
                 self._sums.begin(outputs)
-        if self._sums:
-            self.is_finite, self.waited_ns = self._sums.are_finite(), timed.waited_ns
+        self.is_finite, self.waited_ns = bool(self._sums and self._sums.are_finite()), timed.waited_ns
         return outputs, timed.took_ns
 
     def _stand_in(self, eager: Call, error: Exception, inputs: Inputs, leave_ns: int) -> tuple[Any, int]:
@@ -322,7 +327,7 @@ class Tier:
             self._is_lazy |= holds_lazy(self._timed(inputs)[0])
         most = _FEWEST_RUNS if briefly else _CALIBRATION_RUNS
         # so many times a run's time passes after it
-        rest = RESTS if briefly and self._device.is_cuda else 0.0
+        rest = RESTS if briefly and self.device.is_cuda else 0.0
         times_ms: list[float] = []
         stop_at = time.monotonic() + _CALIBRATION_SECONDS
         while (
