@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import io
 import json
 import os
 import signal
@@ -80,13 +81,14 @@ def target(*tiers, **options):
     return target_of_adapter(ADAPTER, tiers, {"options": json.dumps(options)}, "cpu")
 
 
-def tried(tmp_path, *candidates, tiers=("full",), judged=3, **options):
+def tried(tmp_path, *candidates, tiers=("full",), judged=3, cuda=False, shown=None, **options):
     """What becomes of these candidates in this order."""
     state = TuneState(tmp_path / "state.jsonl")
     how = TuneOptions(Limits(1e4), seconds=0.02, minutes=PATIENCE_MIN, judged=judged)
-    facts, tuned = replace(FACTS, has_task="task" in options), target(*tiers, **options)
+    facts, tuned = replace(FACTS, has_task="task" in options, cuda=cuda), target(*tiers, **options)
+    console = Console(file=shown, quiet=shown is None)
     with contextlib.closing(tune_run.TrialProcesses(tuned.job())) as processes:
-        walk = TuneSearch(tuned, facts, how, state, Console(quiet=True), processes)
+        walk = TuneSearch(tuned, facts, how, state, console, processes)
         walk.run(Space(*candidates))
     return walk.trials
 
@@ -123,8 +125,8 @@ class Here:
 
     def __init__(self, job):
         self._job = json.loads(json.dumps({**job, "started_ns": time.monotonic_ns()}))
-        self.keep_spare = lambda tier, cores: None
-        self.close = lambda: None
+
+    keep_spare = close = lambda *_: None
 
     def ask(self, job, timeout_s, says, *, alone=False):
         with torch.inference_mode():
@@ -174,9 +176,7 @@ def test_given_candidates_that_run_the_model_itself_when_one_fails_then_only_the
         assert outcome_of(TuneCandidate()) == (TrialOutcome.MEASURED, 1)
         assert outcome_of(precision("fp16")) == (TrialOutcome.REFUSED, 1), "wrong, but it ran"
         assert outcome_of(replace(TuneCandidate(), threads=2)) == (TrialOutcome.MEASURED, 1)
-        assert len(built.read_bytes()) == 2, (
-            "one for the facts' comparison of two builds, and one for all trials"
-        )
+        assert len(built.read_bytes()) == 1, "one for the facts and all trials"
         assert outcome_of(precision("bf16")) == (TrialOutcome.CRASHED, 1)
         assert outcome_of(TuneCandidate()) == (TrialOutcome.MEASURED, 2)
         # Its error says nothing about what it has left behind.
@@ -206,6 +206,27 @@ def test_given_cores_to_spare_when_one_is_measured_then_the_next_process_stands_
         assert (len(seen), processes.started) == (2, 2)
         processes.ask(job_of(TuneCandidate()), PATIENCE_S, lambda text: None, alone=True)
         assert processes.started == 3, "the spare one was taken, and has a successor"
+
+
+@pytest.mark.parametrize(("cuda", "begin"), [(True, "trial trial keep"), (False, "keep trial")])
+@pytest.mark.usefixtures("run_here")
+def test_given_a_device_when_searched_then_on_cuda_the_next_process_waits_for_the_first_graph(
+    tmp_path, monkeypatch, cuda, begin
+):
+    done, ask = [], Here.ask
+    monkeypatch.setattr(Here, "keep_spare", lambda *_: done.append("keep"))
+    monkeypatch.setattr(Here, "ask", lambda *given, **how: done.append("trial") or ask(*given, **how))
+    tried(tmp_path, *(TuneCandidate(threads=count) for count in (1, 2, 3)), cuda=cuda)
+    assert " ".join(done).startswith(begin)
+
+
+@pytest.mark.usefixtures("run_here")
+def test_given_a_model_that_takes_all_the_time_when_tried_then_a_look_is_of_5_samples_and_5_more_make_it_long():
+    def samples(to_beat):
+        job = job_of(TuneCandidate()) | {"look_s": 0.0, "seconds": 0.0, "to_beat": to_beat}
+        return Here(target("full").job()).ask(job, 0.0, lambda text: None)["figures"]["samples"]
+
+    assert (samples((0.0, 0.0)), samples(())) == (5, 10)
 
 
 def test_given_the_reference_when_tried_then_it_is_neither_faster_nor_slower_than_itself(run_here):
@@ -353,9 +374,22 @@ def test_given_an_adapter_when_asked_then_the_facts_are_those_of_all_tiers():
     assert len(facts.identity) == 2 * key + 64, "a key of each tier, behind the hash of the rules"
     judged = facts_of("full", "fast", sizes=True, task="hits").identity
     assert judged.removeprefix(facts.identity) not in {"", judged}, "the task's code counts, too"
-    assert facts.changing == ""
-    seedless = facts_of("full", seed=None)
-    assert "build('full') gives other weights at every call (first.bias and 3 more)" in seedless.changing
+
+
+@pytest.mark.usefixtures("run_here")
+def test_given_weights_that_change_when_searched_then_that_is_said_before_something_is_compiled_and_once(
+    tmp_path,
+):
+    compiled = [TuneCandidate(BuildOptions("openvino", precision=name)) for name in ("int8_static", "tf32")]
+    for seed, found in (
+        (None, "build('full') gives other weights at every call (first.bias and 3 more)"),
+        (0, ""),
+    ):
+        shown = io.StringIO()
+        tried(tmp_path / str(seed), TuneCandidate(), *compiled, shown=shown, seed=seed)
+        first, *others = shown.getvalue().split("no package can be kept: ")
+        assert [first.count("full  "), len(others)] == ([1, 1] if found else [3, 0])
+        assert found in others[0] if others else not found
 
 
 @pytest.mark.usefixtures("run_here")

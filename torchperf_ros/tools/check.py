@@ -270,7 +270,6 @@ class _Dropout(TorchFunctionMode):
         self.found = ""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN204
-        """Run the function; note it where it drops something."""
         name, given = getattr(func, "__name__", ""), kwargs or {}
         if given.get("dropout_p"):
             self.found = f"{name} gets dropout_p={given['dropout_p']}"

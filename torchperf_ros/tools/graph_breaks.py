@@ -430,7 +430,6 @@ def kind_of_break(reason: str, line: SourceLine) -> BreakKind:  # noqa: PLR0911
 
 
 def _prints(line: SourceLine) -> bool:
-    """Whether the statement does nothing but write something."""
     if not (isinstance(line.statement, ast.Expr) and isinstance(line.statement.value, ast.Call)):
         return False
     called = ast.unparse(

@@ -391,7 +391,6 @@ class Inspection(logging.Handler):
     """
 
     def __init__(self, model: InspectedModel, device: torch.device) -> None:
-        """Forget what was compiled before."""
         super().__init__()  # of the log handler
         self.target, self.device = model.name, device
         self.inputs = [shapes_text(inputs) for inputs in model.input_sets]

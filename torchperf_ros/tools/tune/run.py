@@ -75,8 +75,6 @@ def _tune(target: Target, options: TuneOptions, processes: TrialProcesses, conso
     target = target.having(facts.tiers)
     _check_engines(options.engines, facts)
     _say(console, f"{stage.adapter}, tiers {', '.join(target.tiers)}, on {facts.machine}")
-    if facts.changing:
-        _say(console, facts.changing, "yellow")
     folder = open_cache(node.cache_dir, node.cache_mib).folder
     path = state_path(folder, facts.identity, facts.machine, stage.adapter, stage.options, options.seconds)
     state, now = TuneState(path), target.now(facts.threads)
@@ -262,7 +260,6 @@ def _show_notes(ranking: Ranking, console: Console) -> None:
 
 
 def _show_not_tried(not_tried: dict[str, str], console: Console) -> None:
-    """What was not tried, by the reason."""
     for why in dict.fromkeys(not_tried.values()):
         names = ", ".join(name for name, reason in not_tried.items() if reason == why)
         _say(console, f"not tried: {names}: {why}", "dim")
@@ -303,7 +300,6 @@ def _row(standing: RankedTrial, now: TuneCandidate | None, figure: str) -> list[
 
 
 def _distance(figures: TrialFigures) -> str:
-    """From eager's outputs, and the answers' score where that is why it is near enough."""
     by_score = "" if figures.score is None else f" (score {figures.score:.3f})"
     return (f"{figures.relative_l2:.1e}" if figures.relative_l2 else "0") + by_score
 

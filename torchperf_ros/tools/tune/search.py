@@ -217,7 +217,6 @@ class TrialProcesses:
     """
 
     def __init__(self, job: dict[str, Any]) -> None:
-        """Take what every process starts with; it is started when there is something to do."""
         self._job = job
         self._ready: dict[str, str] = {}
         self._shared: _TrialProcess | None = None
@@ -448,6 +447,7 @@ class TuneSearch:
         self._whole_s, self._is_new = options.minutes * _S_PER_MINUTE, False
         self._usual_s = min(options.seconds, _MEASURING_SHARE * self._whole_s)
         self._left: list[tuple[str, Iterator[TuneCandidate]]] = []
+        self._are_builds_compared = False
 
     def run(self, space: TuneSpace) -> None:
         """Try the candidates of the space, which takes the trials, on the first tier, then the best on the others.
@@ -459,7 +459,6 @@ class TuneSearch:
             until_s = self._started_s + self._whole_s * (_FIRST_TIER_SHARE if others else 1.0)
             last_s = _MOST_COMPARED * _TIMES_MEASURING * self._options.seconds
             kept_s = last_s if last_s <= _LAST_SHARE * self._whole_s else 0.0
-            self._processes.keep_spare(first, self._facts.cores)
             self._try_all(first, space.search(), until_s - kept_s, space.trials)
             self._compare_best(first, until_s, space.trials)
             best = space.ranking.best
@@ -542,6 +541,11 @@ class TuneSearch:
         self, tier: str, candidate: TuneCandidate, until_s: float, seconds: float = 0.0
     ) -> TuneTrial | None:
         """Try it: by a short look first, or for so many seconds at once."""
+        if not (candidate.in_process or self._are_builds_compared):
+            self._compare_builds()
+        # On CUDA the first graph, which needs no other process, has the device to itself.
+        if not self._facts.cuda or len(self.trials) > 1:
+            self._processes.keep_spare(tier, self._facts.cores)
         timeout_s = min(self._options.timeout_s, until_s - time.monotonic())
         if timeout_s <= 0:
             return None
@@ -572,6 +576,17 @@ class TuneSearch:
             figures, reason = None, message["text"]
             outcome = TrialOutcome.HUNG if kind == TrialOutcome.HUNG else TrialOutcome.CRASHED
         return TuneTrial(tier, candidate, outcome, reason, figures, took_s, timeout_s)
+
+    def _compare_builds(self) -> None:
+        """Say, before something is compiled, whether weights change at every build, so that no package can be kept.
+
+        What runs the model itself need not wait for that.
+        """
+        self._are_builds_compared = True
+        job = {"built_again": list(self._target.tiers)}
+        answer = self._processes.ask(job, _FACTS_TIMEOUT_S, self._status.update)
+        if answer["kind"] == "changing" and answer["text"]:
+            self._console.print(Text(answer["text"], style="yellow"), soft_wrap=True)
 
     def _to_beat(self, tier: str) -> tuple[float, ...]:
         """The shares of a tier's best so far; of none, as for the reference, a look is all that is taken.
@@ -604,7 +619,6 @@ class TuneSearch:
 
 
 def _may_be_best(one: RankedTrial, best: RankedTrial) -> bool:
-    """Whether a longer measurement could put it first."""
     if one.group > min(best.group, Group.OVER_BUDGET) or one.trial.figures is None:
         return False
     return one is best or (

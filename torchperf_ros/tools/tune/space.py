@@ -87,8 +87,9 @@ class TuneSpace:
 
     def _applies(self, candidate: TuneCandidate) -> bool:
         options, left_out = candidate.options, self._facts.left_out
-        return options.precision not in left_out and not (
-            options.channels_last and "channels_last" in left_out
+        layout = "channels_last" if options.channels_last else ""
+        return left_out.keys().isdisjoint(
+            {options.precision, layout, f"{options.engine} {options.precision}"}
         )
 
     def _walk(self) -> Iterator[TuneCandidate]:
@@ -106,7 +107,7 @@ class TuneSpace:
         else:
             yield from self._on(DISTRIBUTIONS, self._reference)
             yield from self._in_process()
-            yield from self._compiled((_AOTI, _COMPILE, *DISTRIBUTIONS))
+            yield from self._compiled((*DISTRIBUTIONS, _AOTI, _COMPILE))
         yield from self._varied()
         yield from self._near_threads()
 
@@ -197,17 +198,14 @@ class TuneSpace:
         yield from self._on([STATIC_ENGINE], best, precision=INT8_STATIC)
 
     def _layouts(self, best: TuneCandidate) -> Iterator[TuneCandidate]:
-        if best.options.engine not in DISTRIBUTIONS:  # these lay out memory as they like
-            yield _with(best, channels_last=not best.options.channels_last)
+        yield _with(best, channels_last=not best.options.channels_last)
 
     def _buckets(self, best: TuneCandidate) -> Iterator[TuneCandidate]:
-        """About 4 and 8 buckets in all."""
         for most in _BUCKET_COUNTS if self._facts.ranges else ():
             width = bucket_width(self._facts.ranges, most)
             yield _with(replace(best, shapes=BUCKET, bucket_width=width), dynamic="auto")
 
     def _modes(self, best: TuneCandidate) -> Iterator[TuneCandidate]:
-        """The default, and what takes longest to build: automatic tuning."""
         for mode in COMPILE_MODES:
             if self._facts.cuda or mode not in _CUDA_GRAPH_MODES:
                 yield from self._on([_COMPILE], best, mode=mode, cuda_graphs=False)
@@ -242,7 +240,7 @@ def planned(space: TuneSpace, walk: Iterator[TuneCandidate]) -> list[TuneCandida
 
 def _with(candidate: TuneCandidate, **changes: Any) -> TuneCandidate:  # noqa: ANN401 - values of any option
     options = replace(candidate.options, **changes)
-    options = options.with_engine(options.engine)
-    return replace(
-        candidate, options=options if options.engine == _COMPILE else replace(options, mode="default")
-    )
+    fixed: dict[str, Any] = {} if options.engine == _COMPILE else {"mode": "default"}
+    if options.engine in DISTRIBUTIONS:  # these lay out memory as they like
+        fixed["channels_last"] = False
+    return replace(candidate, options=replace(options.with_engine(options.engine), **fixed))

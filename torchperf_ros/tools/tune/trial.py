@@ -33,8 +33,6 @@ class Facts:
         tiers: those that were named, else those that the adapter builds.
         identity: hash of weights, code, inputs and what they run on, of every tier; results under another
             say nothing.
-        changing: why no package can be kept, where a build has other weights than the one before; ""
-            otherwise.
         threads: CPU threads that the node uses by default, the reference's.
         left_out: engine, precision or layout -> why it cannot be here, or does nothing good for this model.
         ranges: smallest and largest value of each size that varies.
@@ -49,7 +47,6 @@ class Facts:
     threads: int
     cores: int
     tiers: tuple[str, ...] = ()
-    changing: str = ""
     left_out: dict[str, str] = field(default_factory=dict)
     ranges: tuple[tuple[int, int], ...] = ()
     has_task: bool = False
@@ -364,7 +361,6 @@ class TierChoice:
     """
 
     def __init__(self, rankings: Mapping[str, Ranking], limits: Limits) -> None:
-        """Compare the trials of each tier, which come in the stage's order."""
         self._limits, self._rankings = limits, rankings
         judged = {tier: one.best for tier, one in rankings.items() if one.best and one.best.is_judged}
         self.kept, self.left_out = dict(judged), dict[str, str]()

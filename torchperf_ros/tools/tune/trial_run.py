@@ -6,10 +6,12 @@ clock) and, where it gets ready before its first job, `tier`. Each job is a line
 `tier`, `candidate` (see `TuneCandidate`), `start_s` (see `Facts`), `look_s` and `seconds` (of measuring, for each
 side: of the first look, and where that is near enough), `to_beat` (`TrialFigures.shares` of the best so far; none:
 every one is near enough), `judged` (examples for the accuracy, 0: none) and `eager_accuracy` (null: not known yet).
-For the facts it has `tiers` (none: those that the adapter builds) and `log` (or "").
+For the facts it has `tiers` (none: those that the adapter builds) and `log` (or ""). To compare weights it has
+`built_again`, the tiers that are built once more.
 
-It sends `step` (text), and for each job one of `facts` (facts) or `trial` (outcome, reason, figures), with `goes_on`:
-whether this process takes another. `failed` (text) is its last: the adapter cannot be used at all.
+It sends `step` (text), and for each job one of `facts` (facts), `changing` (text: why no package can be kept, or "") or
+`trial` (outcome, reason, figures), with `goes_on`: whether this process takes another. `failed` (text) is its last: the
+adapter cannot be used at all.
 """
 
 import contextlib
@@ -66,7 +68,6 @@ from torchperf_ros.settings.build_options import (
     ShapeOptions,
     axes_of,
 )
-from torchperf_ros.tools.check import keep_frames
 from torchperf_ros.tools.tune.trial import (
     BUCKET,
     EAGER,
@@ -80,8 +81,10 @@ from torchperf_ros.tools.tune.trial import (
 from torchperf_ros.workers.control import from_json
 from torchperf_ros.workers.package_manifest import file_sha256
 
-_SAMPLES = (30, 2000)  # at least, at most
-_LOOKED = (10, 2000)  # of a first look
+_LOOKED = (5, 2000)  # samples at least, at most: of a first look
+# At length: for each second of it, and in all. A model that takes long must not take a candidate's share of the search
+# several times over.
+_SAMPLES_PER_S, _FEWEST_SAMPLES, _MOST_FEWEST = 10, 10, 30
 _SIZES = 4  # inputs of so many sizes are timed where sizes vary
 _PARTS = 5  # of a measurement
 _BYTES_PER_MB = 1e6
@@ -128,7 +131,13 @@ class TrialBench:
         """Find the facts, or run the trial; or a `TorchperfError`, after which this must not be used."""
         if "candidate" in job:
             return self._trial(job, say)
+        if "built_again" in job:
+            found = map(self._changing, job["built_again"])
+            return {"kind": "changing", "text": next(filter(None, found), ""), "goes_on": True}
         if job["log"]:
+            # It imports the readers of logs, which no other trial needs.
+            from torchperf_ros.tools.check import keep_frames
+
             say(f"reading frames of {job['log']}")
             keep_frames({**self._job, **job})
         return {"kind": "facts", "facts": self._facts(job["tiers"]), "goes_on": True}
@@ -140,7 +149,6 @@ class TrialBench:
         return self._tier
 
     def _trial(self, job: Mapping[str, Any], say: Say) -> dict[str, Any]:
-        """What becomes of the job's candidate, see `TuneTrial`."""
         candidate, tier = from_json(TuneCandidate, job["candidate"]), self.tier(job["tier"])
         _forget(tier.device)
         figures, reason, goes_on = None, "", True
@@ -183,7 +191,6 @@ class TrialBench:
         tier = self.tier(names[0])
         start_s = self._opened_s + time.monotonic() - began_s
         models = [tier, *(load_tier({**self._job, "tier": name}, self._threads) for name in names[1:])]
-        changing = map(_changing, names, models)
         task = drawing_task(tier.adapter)
         judging = "" if task is None else files_hash(type(task))
         identities = [identify(one, BuildOptions()) for one in models]
@@ -195,6 +202,13 @@ class TrialBench:
         }
         left_out |= {name: applies(tier.model, each, device) for name, each in options.items()}
         left_out[INT8_STATIC] = left_out[INT8_STATIC] or tier.why_uncalibrated()
+        left_out |= {
+            f"{name} {precision}": "the engine has no such precision"
+            for name, engine in ENGINES.items()
+            for precision in PRECISIONS
+            if not (left_out[name] or left_out[precision])
+            and engine.why_not(BuildOptions(name, precision=precision), {}, device)
+        }
         axes, cores = axes_of(tier.dims, shapes_of(tier.example)), len(os.sched_getaffinity(0))
         frames = self._job.get("frames")
         facts = Facts(
@@ -215,7 +229,6 @@ class TrialBench:
             threads=tier.threads,
             cores=cores,
             tiers=tuple(names),
-            changing=next(filter(None, changing), ""),
             left_out={name: why for name, why in left_out.items() if why},
             ranges=tuple((axis.low, axis.high) for axis in axes if axis.low < axis.high),
             has_task=task is not None,
@@ -223,11 +236,12 @@ class TrialBench:
         )
         return asdict(facts)
 
-
-def _changing(name: str, tier: "TierModel") -> str:
-    """Why no package of a tier could be kept: another build has other weights; "" where they are the same."""
-    with _named(f"tier {name!r}"):
-        return changing_weights(name, tier.model, build_model(tier.adapter, name))
+    def _changing(self, name: str) -> str:
+        """Why no package of a tier could be kept: another build has other weights; "" where they are the same."""
+        with _named(f"tier {name!r}"):
+            tier = self.tier(self._name or name)
+            model = tier.model if name == self._name else build_model(tier.adapter, name)
+            return changing_weights(name, model, build_model(tier.adapter, name))
 
 
 def _forget(device: torch.device) -> None:
@@ -376,11 +390,17 @@ class Attempt:
             self.compile_s += time.perf_counter() - started
 
     def look(self, look_s: float, seconds: float, to_beat: Sequence[float]) -> TrialFigures:
-        """Measure briefly, and where that is near `to_beat`, at length: in all for so many seconds."""
-        found = self._figures(*self._time(look_s, _LOOKED)) if to_beat else None
-        if found and not found.is_near(to_beat):
+        """Measure briefly, and where that is near `to_beat` go on: in all for so many seconds."""
+        looked = self._time(look_s, _LOOKED)
+        found = self._figures(*looked)
+        if to_beat and not found.is_near(to_beat):
             return found
-        return self._figures(*self._time(max(look_s, seconds - look_s), _SAMPLES))
+        fewest = min(max(_FEWEST_SAMPLES, round(_SAMPLES_PER_S * seconds)), _MOST_FEWEST)
+        left = max(_PARTS, fewest - found.samples)
+        more = self._time(max(0.0, seconds - look_s), (left, _LOOKED[1]))
+        return self._figures(
+            *(replace(a, times_ms=a.times_ms + b.times_ms) for a, b in zip(looked, more, strict=True))
+        )
 
     def judge(self, count: int, eager: float | None) -> Accuracy | None:
         """Accuracy by so many examples, with eager fp32's where that is not known yet, in the place of frames.
