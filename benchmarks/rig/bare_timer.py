@@ -41,7 +41,8 @@ class BareTimer:
 def main() -> None:
     """Wake up and note how late, until standard input ends."""
     die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the benchmark
+    for number in (signal.SIGINT, signal.SIGTERM):  # to the whole group: they are for the benchmark
+        signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_PRIORITY))
     ended = threading.Event()

@@ -120,12 +120,21 @@ class Report:
                     for t in targets
                 ],
             )
-        self._content["figures"] = figures
         self._content["targets"] = [{**asdict(target), "met": target.met} for target in targets]
+        self.keep(figures)
+        if self._file:
+            say(f"written to {self._file}")
+
+    def keep(self, figures: Mapping[str, Any]) -> None:
+        """Write the JSON file, if one is wanted, with the figures so far: whole, or as it was."""
+        self._content["figures"] = figures
         if self._file:
             text = json.dumps(plain(self._content), indent=1, allow_nan=False)
-            self._file.write_text(text + "\n", encoding="utf-8")
-            say(f"written to {self._file}")
+            is_special = self._file.exists() and not self._file.is_file()  # /dev/stdout
+            part = self._file if is_special else self._file.with_name(f".{self._file.name}.{os.getpid()}")
+            part.write_text(text + "\n", encoding="utf-8")
+            if not is_special:
+                part.rename(self._file)
 
 
 def machine() -> dict[str, object]:

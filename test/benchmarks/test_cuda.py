@@ -5,16 +5,20 @@ What it says, and that the end of one part does not end the others.
 
 import json
 import os
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
 from benchmarks import cuda
 from benchmarks.rig.cuda.by_hand import FP32, best_of, by_hand
 from benchmarks.rig.cuda.networks import SIZES, NetworkAdapter, network
-from benchmarks.rig.cuda.parts import PARTS, PHASES
+from benchmarks.rig.cuda.parts import PARTS, PHASES, ROS_ONLY, usual
 from benchmarks.rig.cuda.place import Found, Place
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -107,6 +111,40 @@ def test_given_a_part_that_comes_to_no_end_when_killed_then_what_it_has_found_is
     assert json.loads((tmp_path / "part.json").read_text(encoding="utf-8"))["wrong"] == ["not done"]
 
 
-def test_given_all_parts_when_run_then_each_is_in_one_phase():
-    phased = [name for phase in PHASES for name in phase]
-    assert sorted(phased) == sorted(PARTS)
+def test_given_all_parts_when_run_then_each_begins_in_one_phase_and_what_needs_ros_only_where_that_is(
+    bench,
+):
+    phased = [name for phase in PHASES for name in phase.parts]
+    assert sorted(set(phased)) == sorted(PARTS)
+    assert len(phased) - len(PARTS) == len(PHASES[0].parts)  # which come last once more, if time ran short
+    assert not set(ROS_ONLY) & set(usual())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_given_a_run_that_is_cut_off_when_it_ends_then_what_it_had_found_is_in_the_file_and_no_part_runs_on(
+    tmp_path, number
+):
+    file = tmp_path / "it.json"
+    command = [sys.executable, "-m", "benchmarks.cuda", "--device", "cpu", "--parts", "machine,contexts"]
+    with subprocess.Popen(
+        [*command, "--json", str(file)], cwd=ROOT, start_new_session=True, stdout=subprocess.PIPE, text=True
+    ) as process:
+        parts = {}
+        while parts.get("contexts", {}).get("ended") != "runs" or parts["machine"]["ended"] != "done":
+            assert process.poll() is None
+            time.sleep(0.1)
+            parts = (
+                json.loads(file.read_text(encoding="utf-8"))["figures"]["parts"] if file.exists() else {}
+            )
+        started = psutil.Process(process.pid).children(recursive=True)
+        os.killpg(process.pid, number)
+        printed = process.stdout.read()
+    assert psutil.wait_procs(started, timeout=20)[1] == []
+    found = json.loads(file.read_text(encoding="utf-8"))["figures"]
+    assert found["machine"]["threads"] == 1
+    if number == signal.SIGTERM:
+        more = f"bench cuda --parts contexts --device cpu --json {tmp_path / 'it-more.json'}"
+        assert found["left"].endswith(more)
+        assert found["left"] in printed
+        assert found["parts"]["contexts"]["ended"] == "killed: stopped"
+        assert process.returncode == 1

@@ -413,7 +413,9 @@ def test_given_auto_and_sizes_that_vary_when_graph_is_chosen_then_it_runs_where_
         ways, identity = ways_of(tier, BuildOptions("auto"))
         assert {"graph", "aoti"} <= set(ways) and "compile reduce-overhead" not in ways, ways
         choice = EngineChoice("graph", {"graph": [1.0, 1.0], "eager": [2.0, 2.0]}, {"aoti": "cannot"})
-        open_cache(sys.argv[1], 4096).keep_choice(identity, choice)
+        cache = open_cache(sys.argv[1], 4096)
+        cache.folder.mkdir(mode=0o700)
+        cache.keep_choice(identity, choice)
         for shapes, engine in ((ShapeOptions("bucket", 4), "graph"), (ShapeOptions("dynamic"), "eager")):
             tier, loader = load(shapes=shapes, varies=True)
             found = tier.facts.engine, tier.facts.why, loader.missing

@@ -1,15 +1,17 @@
 """The parts of `bench cuda`.
 
-Each runs in a process of its own and gives tables and figures. Nothing here needs ROS.
+Each runs in a process of its own and gives tables and figures. None but `node` and `overhead` needs ROS.
 """
 
+import importlib.util
+import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -41,6 +43,7 @@ _CALM_FRAMES: Final = 10  # before each fault
 _LEFT_FRAMES: Final = 60  # after it, at most
 _LAYERS: Final = {"full": 8, "fast": 2}
 _FAULTS: Final = ("out of memory", "segfault", "hang", "context lost")
+_TEST_ENDS: Final = {"PASSED", "FAILED", "ERROR", "SKIPPED"}
 _MOST_TESTS_AT_ONCE: Final = 4
 """Each has a CUDA context of its own, and other parts build meanwhile."""
 
@@ -258,6 +261,7 @@ def workers(place: Place) -> Found:
                     "reason": poisoned.reason.partition("\n")[0],
                 }
                 rows.append((fault, *figures[fault].values()))
+                place.keep(Found(figures=dict(figures), wrong=list(wrong)))
                 if not after or after[-1].outcome is not Outcome.ON_TIME:
                     wrong.append(f"{fault}: no fresh answer after it")
                 if fault == "out of memory" and (not_fresh or poisoned.tier != 1):
@@ -359,6 +363,7 @@ def tests(place: Place) -> Found:
         for line in process.stdout:
             print(line, end="", flush=True)
             lines += [line.rstrip()] if line.strip() else []
+            place.keep(_tests_so_far(lines))
     status = process.returncode
     last = lines[-1] if lines else ""
     bad = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
@@ -375,6 +380,43 @@ def tests(place: Place) -> Found:
     return Found(tables, figures, wrong)
 
 
+def _tests_so_far(lines: Sequence[str]) -> Found:
+    """How tests have ended, while others run: pytest's lines of several processes."""
+    words = [line.split() for line in lines if line.startswith("[gw")]
+    ended = {each[-1]: each[-2] for each in words if each[-2] in _TEST_ENDS}
+    bad = [f"{how} {name}" for name, how in ended.items() if how in {"FAILED", "ERROR"}]
+    return Found(figures={"ended": ended}, wrong=bad)
+
+
+def node(place: Place) -> Found:
+    """The node under faults beside a naive one, as `./run bench deadline` has them."""
+    return _of_ros(place, "deadline", "--seconds", "14", "--slice", "14", "--beside", "naive")
+
+
+def overhead(place: Place) -> Found:
+    """What the node adds to a model, as `./run bench overhead` has it."""
+    return _of_ros(place, "overhead", "--seconds", "10", "--sizes", "1280x720")
+
+
+def _of_ros(place: Place, benchmark: str, *arguments: str) -> Found:
+    """Another benchmark's tables, which go to this part's log, its figures, and the targets that it missed."""
+    file = place.folder / f"ros-{benchmark}.json"
+    command = [sys.executable, "-m", f"benchmarks.{benchmark}", "--json", str(file), *arguments]
+    with place.alone():
+        done = subprocess.run(
+            [*command, "--device", "cuda" if place.is_cuda else "cpu"], cwd=ROOT, check=False
+        )
+    if not file.exists():
+        raise RuntimeError(f"bench {benchmark} ended with {done.returncode} and wrote no JSON")
+    said = json.loads(file.read_text(encoding="utf-8"))
+    rows = [
+        (each["what"], each["value"], f"{each['relation']} {each['limit']} {each['unit']}", each["met"])
+        for each in said["targets"]
+    ]
+    wrong = [f"{what}: {value}, and has to be {limit}" for what, value, limit, met in rows if not met]
+    return Found([(f"bench {benchmark}", ("", "measured", "target", "met"), rows)], said["figures"], wrong)
+
+
 def _parts() -> dict[str, Callable[[Place], Found]]:
     networks = {RESNET: "resnet50", LRASPP: "lraspp", VIT: "vit"}
     return {
@@ -385,6 +427,8 @@ def _parts() -> dict[str, Callable[[Place], Found]]:
         **{f"chain-{length}": chain(length) for length in _CHAINS},
         "tests": tests,
         "steps": steps,
+        "node": node,
+        "overhead": overhead,
         "cameras": partial(cameras, precision="fp16"),
         "cameras-fp32": partial(cameras, precision="fp32"),
         "contexts": contexts,
@@ -398,31 +442,55 @@ def _parts() -> dict[str, Callable[[Place], Found]]:
 
 
 PARTS: Final = _parts()
-USUAL: Final = [name for name in PARTS if name != "cameras-fp32"]
 GROUPS: Final = {
     "networks": [name for name in PARTS if name.partition("-")[0] in {"resnet50", "lraspp", "vit"}],
     "tune": [name for name in PARTS if name.startswith("tune-")],
 }
 """Names that stand for several parts."""
-_TIMES_ONLY: Final = (
-    "steps",
-    "cameras",
-    "cameras-fp32",
-    "contexts",
-    "workers",
+ROS_ONLY: Final = ("node", "overhead")
+CUDA_ONLY: Final = frozenset({"tests", "streams", "cameras-fp32", *GROUPS["networks"][1:]})
+"""Parts that a CPU cannot run, or not within minutes."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Parts in the order in which they begin.
+
+    Attributes:
+        share: of the time for all; when that has passed none begins, and what is left comes last.
+        alone: whether they run one after the other.
+    """
+
+    parts: Sequence[str]
+    share: float = 1.0
+    alone: bool = True
+
+
+_QUIET: Final = ("machine", "steps", "contexts", "cameras", "node", "overhead", "tune-lraspp", "workers")
+"""What only times, or has to be alone: first what was never measured on a quiet machine."""
+_BUILDING: Final = ("tests", "vit", "resnet50-fp16", "lraspp-fp16", "lraspp", "resnet50", "vit-fp16")
+_LAST: Final = (
+    "tune-resnet50",
+    "start",
+    *(f"chain-{length}" for length in _CHAINS),
     "copies",
     "streams",
     "memory",
     "profile",
+    "cameras-fp32",
 )
+"""What has been measured before, or takes a minute for one figure."""
 PHASES: Final = (
-    _TIMES_ONLY,
-    tuple(name for name in PARTS if name not in {*_TIMES_ONLY, *GROUPS["tune"]}),
-    tuple(GROUPS["tune"]),
+    Phase(_QUIET, share=0.6),
+    Phase(_BUILDING, alone=False),
+    Phase((*_LAST, *_QUIET)),
 )
-"""What only times; what builds first, and the tests, which nothing is timed beside; what takes a minute alone."""
-CUDA_ONLY: Final = frozenset({"tests", "streams", "cameras-fp32", *GROUPS["networks"][1:]})
-"""Parts that a CPU cannot run, or not within minutes."""
+
+
+def usual() -> list[str]:
+    """All parts but those that run only if named, or need ROS where there is none."""
+    left_out = {"cameras-fp32", *(() if importlib.util.find_spec("rclpy") else ROS_ONLY)}
+    return [name for name in PARTS if name not in left_out]
 
 
 def run_part(name: str, device: str, seconds: float, folder: Path) -> int:

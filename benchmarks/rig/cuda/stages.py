@@ -177,6 +177,7 @@ def contexts(place: Place) -> Found:
         rows += [
             (what, used, nan, "") for what, used in zip(codes, _processes_mib(place, codes), strict=True)
         ]
+        place.keep(_of_contexts(place, rows))
         for what, parameters in stages:
             # What a standby costs is the same for all of them.
             for backup in ("none", "standby") if what == stages[0][0] else ("none",):
@@ -190,6 +191,11 @@ def contexts(place: Place) -> Found:
                 alone = rows[-1][1] if backup == "standby" else nan
                 rows.append((f"a stage, backup {backup}: {what}", used, used - alone, words))
                 say(f"{rows[-1][0]}: {used:.0f} MiB")
+                place.keep(_of_contexts(place, rows))
+    return _of_contexts(place, rows)
+
+
+def _of_contexts(place: Place, rows: Sequence[tuple[str, float, float, str]]) -> Found:
     figures = {
         what: {"mib": used, "standby_mib": more, "runs in": words} for what, used, more, words in rows
     }
@@ -265,6 +271,7 @@ def cameras(place: Place, precision: str) -> Found:
             batched = max(step["batched"] for step in ramp)
             arms[arm] = {"mib": memory, "in_time_hz": most, "kept_hz": kept, "runs in": words, "ramp": ramp}
             rows.append((arm, most, kept, memory, batched, words))
+            place.keep(Found(figures=dict(arms)))
     ours, _, each = arms.values()
     times, share = (ours[what] / each[what] if each[what] else math.nan for what in ("in_time_hz", "mib"))
     rows.insert(0, ("ratio", times, math.nan, share, math.nan, ""))
@@ -397,6 +404,7 @@ def steps(place: Place) -> Found:
         _tell_steps(engine, words, ours, bare, marked, found)
         if place.is_cuda and not words.startswith(engine):
             found.wrong.append(f"asked for {engine}, ran in {words}")
+        place.keep(found)
     return found
 
 
