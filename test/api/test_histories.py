@@ -119,9 +119,9 @@ def test_given_any_stamps_when_appended_then_the_window_is_what_a_list_would_hol
     kept: list[float] = []
     for index, stamp_ms in enumerate(stamps_ms, start=1):
         verdict = history.append(torch.tensor(float(index)), stamp_ms * MS)
-        if verdict.resets:
+        if verdict in {StampVerdict.GAP, StampVerdict.JUMPED_BACK}:
             kept.clear()
-        if not verdict.ignores:
+        if verdict not in {StampVerdict.REPEATED, StampVerdict.OLDER}:
             kept.append(float(index))
         kept = kept[-capacity:]
         rows, mask = history.window()

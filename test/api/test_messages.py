@@ -186,3 +186,31 @@ def test_given_fields_when_a_blank_message_is_made_then_they_are_its_own():
     assert message.twist.covariance.tolist() == [0.0] * 36
     with pytest.raises(TypeError, match="chidl"):
         empty_message("nav_msgs/msg/Odometry", chidl="x")
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value", "says"),
+    [
+        ("std_msgs/msg/Float32MultiArray", "data", np.arange(3, dtype=np.int32), "is int32 [3]"),
+        ("std_msgs/msg/Float32MultiArray", "data", np.arange(3, dtype=">f4"), "is >f4 [3]"),
+        ("std_msgs/msg/Float32MultiArray", "data", [1.0], "is list [1]"),
+        ("sensor_msgs/msg/JointState", "position", np.arange(3), "is int64 [3]"),
+        ("nav_msgs/msg/OccupancyGrid", "data", np.array([200], np.uint8), "is uint8 [1]"),
+        ("sensor_msgs/msg/CameraInfo", "k", np.ones(8), "is float64 [8]"),
+    ],
+)
+def test_given_a_list_that_would_become_other_numbers_when_encoded_then_the_error_names_its_field(
+    name, field, value, says
+):
+    with pytest.raises(TypeError) as raised:
+        encode(empty_message(name, **{field: value}), name)
+    assert f"{name}.{field} {says}; it has to be" in str(raised.value)
+
+
+def test_given_a_list_of_another_type_with_the_same_bytes_when_encoded_then_it_is_taken_also_deep_inside():
+    grid, pose = "nav_msgs/msg/OccupancyGrid", "geometry_msgs/msg/PoseWithCovariance"
+    cells = encode(empty_message(grid, data=np.array([100, 0], np.uint8)), grid)
+    assert decode(cells, grid).data.tolist() == [100, 0]
+    wrong = empty_message("nav_msgs/msg/Odometry", pose=empty_message(pose, covariance=np.arange(36)))
+    with pytest.raises(TypeError, match=r"PoseWithCovariance.covariance is int64 \[36\]"):
+        encode(wrong, "nav_msgs/msg/Odometry")

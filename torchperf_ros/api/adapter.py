@@ -343,7 +343,6 @@ class Task(Protocol):
 
     def write_examples(self, weights: Path) -> None:
         """Write beside the weights what the adapter wants for its `score_inputs`. Default: nothing."""
-        return
 
     def card(self, judged: int) -> str:
         """Markdown for the model card: what the model does, what it learned from, what its figures mean."""

@@ -10,8 +10,7 @@ from torchperf_ros.api.clock import NS_PER_S
 _COUNT = {order: struct.Struct(f"{order}I") for order in "<>"}
 _HEADER = {order: struct.Struct(f"{order}iII") for order in "<>"}
 _HEADER_BEGIN, _HEADER_END = 4, 12  # after the CDR encapsulation: sec (4 bytes), nanosec (4)
-_LITTLE = struct.Struct("<iI")
-_BIG = struct.Struct(">iI")
+_STAMP = (struct.Struct(">iI"), struct.Struct("<iI"))
 _LEAST_SECONDS, _MOST_SECONDS = -(2**31), 2**31 - 1  # of `builtin_interfaces/Time`
 
 
@@ -24,7 +23,7 @@ def header_stamp_ns(data: bytes | memoryview, before: int = 0) -> int:
     """
     if len(data) < _HEADER_END + before:
         return 0
-    seconds, nanoseconds = (_LITTLE if data[1] & 1 else _BIG).unpack_from(data, _HEADER_BEGIN + before)
+    seconds, nanoseconds = _STAMP[data[1] & 1].unpack_from(data, _HEADER_BEGIN + before)
     return int(seconds * NS_PER_S + nanoseconds)
 
 
@@ -37,7 +36,7 @@ def restamped(data: bytes, stamp_ns: int) -> bytes:
     seconds, nanoseconds = divmod(stamp_ns, NS_PER_S)
     if len(data) < _HEADER_END or not _LEAST_SECONDS <= seconds <= _MOST_SECONDS:
         return data
-    stamp = (_LITTLE if data[1] & 1 else _BIG).pack(seconds, nanoseconds)
+    stamp = _STAMP[data[1] & 1].pack(seconds, nanoseconds)
     view = memoryview(data)
     return b"".join([view[:_HEADER_BEGIN], stamp, view[_HEADER_END:]])
 

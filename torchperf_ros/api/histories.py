@@ -60,16 +60,6 @@ class StampVerdict(enum.Enum):
     GAP = "gap"
     JUMPED_BACK = "jumped_back"
 
-    @property
-    def ignores(self) -> bool:
-        """Whether the sample is left out of the history."""
-        return self in {StampVerdict.REPEATED, StampVerdict.OLDER}
-
-    @property
-    def resets(self) -> bool:
-        """Whether everything before the sample is forgotten; the sample itself is kept."""
-        return self in {StampVerdict.GAP, StampVerdict.JUMPED_BACK}
-
 
 class HistoryBuffer:
     """A ring of N rows on the CPU that is allocated once and never grows.
@@ -79,6 +69,7 @@ class HistoryBuffer:
     that of the last sample that was kept and had one. Not thread-safe: one adapter owns it.
 
     Attributes:
+        capacity: number of rows N.
         stream: the number of the stream whose adapter owns it.
     """
 
@@ -114,7 +105,7 @@ class HistoryBuffer:
                 f"max_gap_ns is {max_gap_ns}, tolerance_ns is {tolerance_ns}; allowed: 1 ns and more, 0 ns"
                 " and more"
             )
-        self.stream = _at_work
+        self.capacity, self.stream = capacity, _at_work
         self._row_shape = tuple(row_shape)
         self._max_gap_ns, self._tolerance_ns = max_gap_ns, tolerance_ns
         self._last_ns: int | None = None
@@ -130,11 +121,6 @@ class HistoryBuffer:
     def __len__(self) -> int:
         """Number of rows that hold a sample, 0 to `capacity`."""
         return int(self._holds.sum())
-
-    @property
-    def capacity(self) -> int:
-        """Number of rows N."""
-        return self._ring.shape[0]
 
     @property
     def nbytes(self) -> int:
@@ -158,9 +144,9 @@ class HistoryBuffer:
                 f"got {tuple(sample.shape)} and {sample.dtype}"
             )
         verdict = self._judge(stamp_ns)
-        if verdict.ignores:
+        if verdict in {StampVerdict.REPEATED, StampVerdict.OLDER}:
             return verdict
-        if verdict.resets:
+        if verdict in {StampVerdict.GAP, StampVerdict.JUMPED_BACK}:
             self.clear()
         if verdict is not StampVerdict.UNSTAMPED:
             self._last_ns = stamp_ns

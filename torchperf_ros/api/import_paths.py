@@ -80,5 +80,4 @@ class OldPaths(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             # `warnings` skips the import machinery between here and the user's line.
             warnings.warn(text, DeprecationWarning, stacklevel=2)
         names = ("__name__", "__spec__", "__loader__", "__package__", "__path__")
-        own = {name: getattr(module, name) for name in names if hasattr(module, name)}
-        module.__dict__.update(vars(today) | own)
+        module.__dict__.update({name: each for name, each in vars(today).items() if name not in names})

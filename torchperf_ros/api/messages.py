@@ -66,14 +66,8 @@ def message_class(name: str) -> Any:  # noqa: ANN401 - rosbags builds these data
 
 def header(stamp_ns: int, frame_id: str) -> Any:  # noqa: ANN401
     """A `std_msgs/msg/Header` of this ROS time in ns, 0 for none, and this coordinate frame."""
-    header_class, time_class = _header_classes()
-    sec, nanosec = divmod(stamp_ns, NS_PER_S)
-    return header_class(stamp=time_class(sec=sec, nanosec=nanosec), frame_id=frame_id)
-
-
-@functools.cache
-def _header_classes() -> tuple[Any, Any]:
-    return message_class("std_msgs/msg/Header"), message_class("builtin_interfaces/msg/Time")
+    stamp = message_class("builtin_interfaces/msg/Time")(*divmod(stamp_ns, NS_PER_S))
+    return message_class("std_msgs/msg/Header")(stamp, frame_id)
 
 
 def stamp_ns_of(message_header: Any) -> int:  # noqa: ANN401
@@ -252,10 +246,8 @@ def warm_up(name: str) -> None:
     Raises:
         UnknownMessageType: see `message_class`.
     """
-    name = _known(name)
-    _reads_any_text(name)
-    for needed in referenced(_store().fielddefs[name][1]):
-        warm_up(needed)
+    _reads_any_text(_known(name))  # and of all types that it contains
+    _lists(name)
 
 
 @functools.cache
@@ -299,5 +291,56 @@ def decode(data: bytes | memoryview, name: str) -> Any:  # noqa: ANN401
 
 
 def encode(message: object, name: str) -> memoryview:
-    """Encode a message object as little-endian CDR bytes."""
-    return _store().serialize_cdr(message, _known(name))
+    """Encode a message object as little-endian CDR bytes.
+
+    Raises:
+        TypeError: a list of numbers is not what its field holds; the text names the field and both.
+    """
+    name = _known(name)
+    _check_lists(message, name)
+    return _store().serialize_cdr(message, name)
+
+
+def _check_lists(message: Any, name: str) -> None:  # noqa: ANN401
+    """Pass a message whose lists of numbers have the types of their fields, or at least the same bytes.
+
+    The generated writers copy an array's bytes, whatever its type: int32 in a list of float32 would be
+    published as other numbers.
+    """
+    for field, held, empty in _lists(name):
+        given = getattr(message, field)
+        if held:
+            for each in given if isinstance(given, list) else [given]:
+                _check_lists(each, held)
+        elif (
+            getattr(given, "dtype", None) is not empty.dtype
+            or given.shape != (empty.size or given.size,)
+            or not given.data.contiguous
+        ):
+            _check_list(given, empty, f"{name}.{field}")
+
+
+def _check_list(given: Any, empty: Any, field: str) -> None:  # noqa: ANN401
+    import numpy as np  # not at the top: the command line's help needs none of it
+
+    sizes, wanted = list(np.shape(given)), empty.dtype
+    same_bytes = isinstance(given, np.ndarray) and given.itemsize == wanted.itemsize and given.data.contiguous
+    if not same_bytes or sizes != [empty.size or given.size] or (given.view(wanted) != given).any():
+        raise TypeError(
+            f"{field} is {getattr(given, 'dtype', type(given).__name__)} {sizes}; it has to be a contiguous"
+            f" numpy array of {wanted} [{empty.size or 'any number'}]"
+        )
+
+
+@functools.cache
+def _lists(name: str) -> list[tuple[str, str, Any]]:
+    """The fields of a type that hold lists of numbers, or messages with such lists.
+
+    Of each its name, the type of its messages, and the list when it is empty, or zero if its length is fixed.
+    """
+    empty = empty_message(name)
+    return [
+        (field, held, getattr(empty, field))
+        for field, held in field_types(name).items()
+        if (_lists(held) if held else hasattr(getattr(empty, field), "dtype"))
+    ]

@@ -9,7 +9,7 @@ It imports neither torch nor ROS, so that adapters, reports and watches can all 
 
 import contextlib
 import io
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -94,9 +94,8 @@ def pixels(message: Any) -> NDArray[Any]:  # noqa: ANN401
     encoding, width, height = message.encoding, message.width, message.height
     _check_size(width, height, MOST_PIXELS)
     if encoding in _COLOURS:
-        channels, order = _COLOURS[encoding]
-        rows = _rows(message, channels).reshape(height, width, channels)[..., :3]
-        return np.ascontiguousarray(rows[..., ::-1]) if order == "bgr" else rows
+        colours = raw_pixels(message)
+        return colours.rgb() if colours.order == "bgr" else colours.array
     if encoding in _ONE_CHANNEL:
         kind = np.dtype(_ONE_CHANNEL[encoding])
         rows = np.ascontiguousarray(_rows(message, kind.itemsize))
@@ -114,14 +113,10 @@ def pixels(message: Any) -> NDArray[Any]:  # noqa: ANN401
 
 def _decoded(message: Any) -> NDArray[Any]:  # noqa: ANN401
     """The pixels of a `CompressedImage`; a PNG of 16 bits keeps them."""
-    with contextlib.suppress(UnidentifiedImageError), _open(message) as image:
+    with _open(message) as image:
         if image.mode.startswith("I"):
             _check_size(*image.size, MOST_PIXELS)
-            try:
-                deep: NDArray[Any] = np.asarray(image).astype(np.uint16)
-            except Exception as error:  # Pillow's decoders raise many kinds of error on damaged bytes
-                raise BadInput(_damaged(message, error)) from error
-            return deep[..., None]
+            return np.asarray(image).astype(np.uint16)[..., None]
     found = compressed_pixels(message)
     pattern = message.format.partition(";")[0].strip()
     if found.order == "mono" and pattern in _BAYER:
@@ -255,41 +250,24 @@ def compressed_pixels(
         BadInput: the bytes are no such file, are cut off or damaged, or the image's size or mode is not
             allowed.
     """
-    try:
-        with _open(message) as image:
-            _check_size(*image.size, max_pixels)
-            if image.mode not in _COMPRESSED_MODES:
-                raise BadInput(
-                    f"compressed image has mode {image.mode!r}; supported: {', '.join(_COMPRESSED_MODES)}"
-                )
-            order, mode = ("mono", "L") if image.mode == "L" else ("rgb", "RGB")
-            # `bayer_rggb8; jpeg compressed`, as image_transport writes.
-            raw = message.format.partition(";")[0].strip()
-            if mode == "L" and raw.startswith("bayer_") and raw not in encodings:
-                raise BadInput(
-                    f"compressed image of format {message.format!r} is a Bayer pattern, debayer it first"
-                )
-            turned = _orientation(image)
-            image.draft(mode, least[::-1] if least and turned >= _FIRST_ON_ITS_SIDE else least)
-            upright = image if turned == _UPRIGHT else ImageOps.exif_transpose(image)
-            array = np.asarray(upright if upright.mode == mode else upright.convert(mode))
-    except BadInput:
-        raise
-    except UnidentifiedImageError as error:
-        raise BadInput(
-            f"compressed image of {message.data.size} bytes (format {message.format!r}) is neither JPEG"
-            " nor PNG"
-        ) from error
-    except Exception as error:
-        # On damaged bytes Pillow's decoders raise: OSError, SyntaxError,
-        # ValueError, ...
-        raise BadInput(_damaged(message, error)) from error
+    with _open(message) as image:
+        _check_size(*image.size, max_pixels)
+        if image.mode not in _COMPRESSED_MODES:
+            raise BadInput(
+                f"compressed image has mode {image.mode!r}; supported: {', '.join(_COMPRESSED_MODES)}"
+            )
+        order, mode = ("mono", "L") if image.mode == "L" else ("rgb", "RGB")
+        # `bayer_rggb8; jpeg compressed`, as image_transport writes.
+        raw = message.format.partition(";")[0].strip()
+        if mode == "L" and raw.startswith("bayer_") and raw not in encodings:
+            raise BadInput(
+                f"compressed image of format {message.format!r} is a Bayer pattern, debayer it first"
+            )
+        turned = _orientation(image)
+        image.draft(mode, least[::-1] if least and turned >= _FIRST_ON_ITS_SIDE else least)
+        upright = image if turned == _UPRIGHT else ImageOps.exif_transpose(image)
+        array = np.asarray(upright if upright.mode == mode else upright.convert(mode))
     return Pixels(array.reshape(*array.shape[:2], -1), order)
-
-
-def _damaged(message: Any, error: Exception) -> str:  # noqa: ANN401
-    size, kind = message.data.size, message.format
-    return f"compressed image of {size} bytes (format {kind!r}) cannot be decoded: {error}"
 
 
 def compressed_size(message: Any) -> tuple[int, int]:  # noqa: ANN401
@@ -310,10 +288,25 @@ def _orientation(image: Image.Image) -> int:
     return turned if turned in range(_UPRIGHT, _LAST + 1) else _UPRIGHT
 
 
-def _open(message: Any) -> Image.Image:  # noqa: ANN401
-    # Pillow: small wheels for every platform, no OpenCV beside the one that the vehicle already has, reads
-    # the size before it decodes, can be held to two formats, and scales JPEGs while decoding.
-    return Image.open(io.BytesIO(message.data), formats=_COMPRESSED_FORMATS)
+@contextlib.contextmanager
+def _open(message: Any) -> Iterator[Image.Image]:  # noqa: ANN401
+    """The file in a message; what its bytes make Pillow raise in the context is a `BadInput`."""
+    try:
+        # Pillow: small wheels for every platform, no OpenCV beside the one that the vehicle already has, reads
+        # the size before it decodes, can be held to two formats, and scales JPEGs while decoding.
+        with Image.open(io.BytesIO(message.data), formats=_COMPRESSED_FORMATS) as image:
+            yield image
+    except BadInput:
+        raise
+    except Exception as error:  # on damaged bytes Pillow raises OSError, SyntaxError, ValueError, ...
+        why = (
+            "is neither JPEG nor PNG"
+            if isinstance(error, UnidentifiedImageError)
+            else f"cannot be decoded: {error}"
+        )
+        raise BadInput(
+            f"compressed image of {message.data.size} bytes (format {message.format!r}) {why}"
+        ) from error
 
 
 def _check_size(width: int, height: int, max_pixels: int) -> None:

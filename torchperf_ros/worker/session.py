@@ -505,23 +505,23 @@ def contradiction(message: Any, kind: str) -> str:  # noqa: ANN401
     """
     why = ""
     if kind == "sensor_msgs/msg/Image":
-        found, height, step = message.data.size, message.height, message.step
+        found, height, step = len(message.data), message.height, message.step
         least = message.width * _BYTES_PER_PIXEL.get(message.encoding, 0)
         if step < least:
             why = f"step is {step}; {message.width} pixels of {message.encoding} take {least}"
         elif found != height * step:
             why = f"data has {found} bytes; {height} rows of {step} bytes are {height * step}"
     elif kind == "sensor_msgs/msg/CompressedImage":
-        why = "" if message.data.size else "data is empty"
+        why = "" if len(message.data) else "data is empty"
     elif kind == "sensor_msgs/msg/PointCloud2":
-        found, height, step = message.data.size, message.height, message.row_step
+        found, height, step = len(message.data), message.height, message.row_step
         if found != height * step or step < message.width * message.point_step:
             why = (
                 f"data has {found} bytes; height {height} x row_step {step} is {height * step},"
                 f" width {message.width} x point_step {message.point_step}"
             )
     elif kind == "nav_msgs/msg/OccupancyGrid":
-        found, height, width = message.data.size, message.info.height, message.info.width
+        found, height, width = len(message.data), message.info.height, message.info.width
         why = (
             ""
             if found == height * width
