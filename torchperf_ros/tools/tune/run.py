@@ -85,7 +85,7 @@ def _tune(target: Target, options: TuneOptions, processes: TrialProcesses, conso
             _say(console, f"{candidate.label} ({where}{known})")
         _say(
             console,
-            "a search varies each option of the best so far: these come if graphs and compilers gain a little",
+            "a search varies each option of the best so far: these come if graphs and compilers gain some",
         )
         _show_not_tried(facts.left_out, console)
         return 0

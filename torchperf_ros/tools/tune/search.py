@@ -581,13 +581,14 @@ class TuneSearch:
         return TuneTrial(tier, candidate, outcome, reason, figures, took_s, timeout_s)
 
     def _compare_builds(self) -> None:
-        """Say, before something is compiled, whether weights change at every build, so that no package can be kept.
+        """Say, before something is compiled, whether weights change at every build: no package can be kept then.
 
         What runs the model itself need not wait for that.
         """
         self._are_builds_compared = True
-        job = {"built_again": list(self._target.tiers)}
-        answer = self._processes.ask(job, _FACTS_TIMEOUT_S, self._status.update)
+        answer = self._processes.ask(
+            {"built_again": list(self._target.tiers)}, _FACTS_TIMEOUT_S, self._status.update
+        )
         if answer["kind"] == "changing" and answer["text"]:
             self._console.print(Text(answer["text"], style="yellow"), soft_wrap=True)
 

@@ -278,8 +278,8 @@ class Ranking:
         standings: best first.
         best: the first, if it was measured and is not refused; it may be over the budget.
         eager_ms: median over the trials of the reference's p50; NaN before the first.
-        noise: share by which two measurements of the same p99 differ: of eager's p99 over its p50 the interquartile
-            range over the median; of less than 4 trials how far apart the ends are, and 10 % at least.
+        noise: share by which two measurements of the same p99 differ: of eager's p99 over its p50 the
+            interquartile range over the median; of less than 4 trials how far apart the ends are, 10 % at least.
     """
 
     def __init__(
@@ -296,7 +296,7 @@ class Ranking:
         self.eager_ms = statistics.median(f.eager_p50_ms for f in measured) if measured else math.nan
         relative = sorted(f.eager_p99_ms / f.eager_p50_ms for f in measured) or [1.0]
         are_few = len(relative) < _FEW
-        # Of few, one that met stalls of the machine, and its eager with it, must not lose to one that met none.
+        # Of few, one that met stalls, as its eager did, must not lose to one that met none.
         ends = (relative[0], relative[0], relative[-1])
         low, middle, high = ends if are_few else statistics.quantiles(relative, n=4)
         self.noise = max(least_noise, _NOISE_OF_FEW if are_few else _LEAST_NOISE, (high - low) / middle)

@@ -6,12 +6,12 @@ clock) and, where it gets ready before its first job, `tier`. Each job is a line
 `tier`, `candidate` (see `TuneCandidate`), `start_s` (see `Facts`), `look_s` and `seconds` (of measuring, for each
 side: of the first look, and where that is near enough), `to_beat` (`TrialFigures.shares` of the best so far; none:
 every one is near enough), `judged` (examples for the accuracy, 0: none) and `eager_accuracy` (null: not known yet).
-For the facts it has `tiers` (none: those that the adapter builds) and `log` (or ""). To compare weights it has
-`built_again`, the tiers that are built once more.
+For the facts it has `tiers` (none: those that the adapter builds) and `log` (or ""). To compare weights it
+has `built_again`, the tiers that are built once more.
 
-It sends `step` (text), and for each job one of `facts` (facts), `changing` (text: why no package can be kept, or "") or
-`trial` (outcome, reason, figures), with `goes_on`: whether this process takes another. `failed` (text) is its last: the
-adapter cannot be used at all.
+It sends `step` (text), and for each job one of `facts` (facts), `changing` (text: why no package can be kept,
+or "") or `trial` (outcome, reason, figures), with `goes_on`: whether this process takes another. `failed`
+(text) is its last: the adapter cannot be used at all.
 """
 
 import contextlib
@@ -82,8 +82,8 @@ from torchperf_ros.workers.control import from_json
 from torchperf_ros.workers.package_manifest import file_sha256
 
 _LOOKED = (5, 2000)  # samples at least, at most: of a first look
-# At length: for each second of it, and in all. A model that takes long must not take a candidate's share of the search
-# several times over.
+# At length: for each second of it, and in all. A model that takes long must not take a candidate's share of
+# the search several times over.
 _SAMPLES_PER_S, _FEWEST_SAMPLES, _MOST_FEWEST = 10, 10, 30
 _SIZES = 4  # inputs of so many sizes are timed where sizes vary
 _PARTS = 5  # of a measurement
@@ -237,7 +237,7 @@ class TrialBench:
         return asdict(facts)
 
     def _changing(self, name: str) -> str:
-        """Why no package of a tier could be kept: another build has other weights; "" where they are the same."""
+        """Why no package of a tier could be kept: another build has other weights; else ""."""
         with _named(f"tier {name!r}"):
             tier = self.tier(self._name or name)
             model = tier.model if name == self._name else build_model(tier.adapter, name)
