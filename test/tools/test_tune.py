@@ -399,7 +399,7 @@ def test_given_several_tiers_when_asked_then_the_threads_are_the_nodes_default_h
 
 
 @pytest.mark.usefixtures("run_here")
-def test_given_an_adapter_that_cannot_be_used_when_asked_then_the_reason_is_named():
+def test_given_an_adapter_that_cannot_be_used_when_asked_then_the_reason_is_named(monkeypatch):
     refused = target("full", colour=1)
     with (
         contextlib.closing(TrialProcesses(refused.job())) as processes,
@@ -408,6 +408,14 @@ def test_given_an_adapter_that_cannot_be_used_when_asked_then_the_reason_is_name
         ask_facts(refused, processes, None, lambda text: None)
     with pytest.raises(AdapterError, match="'huge'"):
         facts_of("full", "huge")
+    for name, given, words in (
+        ("example_inputs", torch.zeros(4, 16, 1), r"example_inputs\('full'\) gave .* a tuple of tensors"),
+        ("dynamic_dims", {0: [0]}, "dynamic_dims: AttributeError"),
+    ):
+        monkeypatch.setattr(f"tune_adapters.TinyAdapter.{name}", lambda *_, given=given: given)
+        with pytest.raises(AdapterError, match=words):
+            facts_of("full")
+        monkeypatch.undo()
 
 
 def command(*arguments):

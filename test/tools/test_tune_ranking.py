@@ -72,6 +72,9 @@ def test_given_the_same_reference_when_it_scatters_then_the_noise_says_by_how_mu
     assert Ranking(steady, Limits(100.0)).noise == pytest.approx(0.02)
     loose = [trial("aoti", 5.0, eager_p99_ms=ms) for ms in (10.0, 12.0, 14.0, 16.0, 18.0)]
     assert Ranking(loose, Limits(100.0)).noise == pytest.approx(6.0 / 14.0)
+    # Of few, eager met the same stalls as the faster one.
+    few = [trial("eager", 10.0, 11.0), trial("aoti", 6.0, 80.0, eager_p99_ms=100.0)]
+    assert names(Ranking(few, Limits(100.0)))[0] == "aoti"
 
 
 def test_given_noise_that_others_have_shown_when_few_are_ranked_then_it_counts_for_them_too():

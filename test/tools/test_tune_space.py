@@ -16,7 +16,7 @@ from .conftest import figures
 
 NO_CUDA = {"tf32": "CUDA only", "graph": "runs on cuda"}
 CPU = Facts("id", cuda=False, machine="cpu", threads=3, cores=4, left_out=NO_CUDA)
-CUDA = replace(CPU, cuda=True, left_out={})
+CUDA = replace(CPU, cuda=True, left_out={"int8_static": "CPU only"})
 LIMITS = Limits(budget_ms=100.0)
 GOOD = {"eager": 10.0, "graph": 6.5, "compile": 6.0, "aoti": 5.0, "onnxruntime": 8.0, "openvino": 7.0}
 
@@ -92,8 +92,31 @@ def test_given_a_model_that_cannot_be_captured_when_walked_then_no_other_graph_i
     assert {one.options.precision for one in before} >= {"fp32", "tf32", "bf16", "fp16"}
 
 
-def test_given_libraries_on_the_cpu_when_walked_then_they_come_in_fp32_before_precisions_and_threads():
-    _, candidates = walk(CPU, by_engine, engines=("compile", "openvino", "onnxruntime", "aoti"))
+def test_given_a_precision_that_no_graph_takes_when_walked_then_it_is_not_captured_in_another_layout():
+    failed = walk(
+        CUDA, lambda one: TrialOutcome.REFUSED if one.options.precision == "fp16" else by_engine(one)
+    )[1]
+    assert [one for one in labels(failed) if "fp16" in one] == ["graph fp16 channels_last"]
+
+
+def test_given_libraries_on_the_cpu_when_walked_then_they_come_in_fp32_and_then_as_eager_is_fastest_before_compilers():
+    facts = replace(CPU, precisions={"onnxruntime": ("fp32", "int8_dynamic"), "openvino": ("fp32", "bf16")})
+
+    def ms(one):
+        gain = 2.0 * one.options.channels_last + 3.0 * (one.options.precision == "bf16")
+        return GOOD[one.options.engine] - gain * (one.options.engine in {"eager", "openvino"})
+
+    space, found = walk(facts, ms, engines=("compile", "openvino", "onnxruntime", "aoti"))
+    first, *others = [label for label in labels(found) if not label.startswith("eager")][2:]
+    assert (first, others[:2]) == (
+        "openvino bf16",
+        ["aoti bf16 channels_last", "aoti int8_static channels_last"],
+    )
+    assert not [
+        label for label in labels(found) if label.startswith(("onnx", "openv")) and "channels" in label
+    ]
+    assert space.skipped["onnxruntime bf16"] == "onnxruntime does not have it on this device"
+    candidates = walk(CPU, by_engine, engines=("compile", "openvino", "onnxruntime", "aoti"))[1]
     assert labels(candidates)[:6] == [
         "eager",
         "onnxruntime",
@@ -157,21 +180,23 @@ def test_given_a_precision_that_fails_in_eager_when_walked_then_no_engine_is_com
 
 def test_given_engines_that_are_slow_when_walked_then_no_more_of_them_are_compiled():
     _, steps = walk(CPU, lambda one: 10.0 if one.options.engine == "eager" else 20.0)
-    assert [one.options.engine for one in steps if one.options.engine != "eager"] == [
-        "aoti",
-        "compile",
-    ]
+    assert labels(compiled(steps)) == ["aoti", "aoti int8_static", "compile"]
 
 
 def test_given_engines_that_fail_with_the_best_precision_when_walked_then_they_are_tried_in_fp32():
     def ms(one):
         if one.options.engine == "eager":
             return 5.0 if one.options.precision == "bf16" else 10.0
-        return TrialOutcome.CRASHED if one.options.precision == "bf16" else 4.0
+        return 4.0 if one.options.precision == "fp32" else TrialOutcome.CRASHED
 
     space, steps = walk(CPU, ms)
-    parts = [(one.options.engine, one.options.precision) for one in compiled(steps)[:4]]
-    assert parts == [("aoti", "bf16"), ("compile", "bf16"), ("aoti", "fp32"), ("compile", "fp32")]
+    assert labels(compiled(steps))[:5] == [
+        "aoti bf16",
+        "aoti int8_static",
+        "compile bf16",
+        "aoti",
+        "compile",
+    ]
     assert space.ranking.best.trial.candidate.options.precision == "fp32"
 
 

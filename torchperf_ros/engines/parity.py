@@ -297,9 +297,7 @@ def check(expected: Any, found: Any, precision: str, known: Parity | None = None
 
 def _limit(precision: str, known: Parity | None) -> Parity:
     limit = LIMITS[precision]
-    if known is None:
-        return limit
-    return limit.worse(Parity(2 * known.relative_l2, 2 * known.max_error))
+    return limit if known is None else limit.worse(Parity(2 * known.relative_l2, 2 * known.max_error))
 
 
 def _differ(parity: Parity, precision: str, limit: Parity) -> str:

@@ -52,6 +52,7 @@ from torchperf_ros.engines.outputs import (
 from torchperf_ros.engines.parity import KeptState, depends_on_state, random_inputs, same
 from torchperf_ros.replay.logs.log_reader import LogReader
 from torchperf_ros.settings.build_options import BuildOptions, axes_of, within
+from torchperf_ros.tools.tune.trial_run import example_of
 from torchperf_ros.worker.session import check_inputs, contradiction, output_message, seed_from
 from torchperf_ros.worker.tier import InvalidOutput, OutputCheck
 
@@ -169,16 +170,6 @@ class AdapterCheck:
         Gives what came of it, None if that cannot be done.
         """
 
-        def example_inputs() -> tuple[torch.Tensor, ...]:
-            example = adapter.example_inputs(tier)
-            if not isinstance(example, tuple) or not all(
-                isinstance(each, torch.Tensor) for each in example
-            ):
-                raise TorchperfError(
-                    f"example_inputs({tier!r}) gave {described(example)}; it has to be a tuple of tensors"
-                )
-            return example
-
         def identity() -> str:
             return identify(
                 BuiltTier(model, example, adapter.dynamic_dims(), self._device.device), BuildOptions()
@@ -195,7 +186,9 @@ class AdapterCheck:
             )
             if why := uninitialised(model) or changing_weights(tier, model, again):
                 yield CheckStep(f"tier {tier}: weights", False, why)
-            self._example = yield from self._step(f"tier {tier}: example inputs", example_inputs, _shapes)
+            self._example = yield from self._step(
+                f"tier {tier}: example inputs", lambda: example_of(adapter, tier), _shapes
+            )
             example, kept = self._example, KeptState(model)
             yield from self._step(
                 f"tier {tier}: identity", identity, lambda key: f"{key[:8]}, of weights and code"

@@ -559,15 +559,6 @@ def tune(  # noqa: PLR0913, PLR0917 - one for each option
             "give what to tune: either an adapter, module:Class, with --options, or --params FILE, with"
             " the stage's name, which holds the options itself"
         )
-    chosen = TuneOptions(
-        Limits(target.stage.budget_ms, max_loss),
-        only,
-        seconds,
-        minutes,
-        dry_run,
-        files.get(""),
-        files.get(".json"),
-        judged,
-        log,
-    )
+    limits, written = Limits(target.stage.budget_ms, max_loss), (files.get(""), files.get(".json"))
+    chosen = TuneOptions(limits, only, seconds, minutes, dry_run, *written, judged, log)
     raise typer.Exit(search(target.with_tiers(names), chosen, shell.console(140)))

@@ -71,7 +71,6 @@ class ChildProcess(contextlib.AbstractContextManager["ChildProcess"]):
     """
 
     def __init__(self, name: str, arguments: list[str], folder: Path) -> None:
-        """Start `python -m` with these arguments; its output goes to files in the folder."""
         output, errors = folder / f"{name}.out", folder / f"{name}.err"
         self.output, self.errors = GrowingFile(output), GrowingFile(errors)
         path = [str(Path(torchperf_ros.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]

@@ -179,7 +179,6 @@ def judge(state: DriveState) -> DriveResult:
 
 
 def _received(cameras: Sequence[StageState]) -> int | None:
-    """Images that the node has counted; None before it has reported."""
     counts = [stage.count("frames") for stage in cameras]
     known = [count for count in counts if count is not None]
     return sum(known) if known and len(known) == len(counts) else None

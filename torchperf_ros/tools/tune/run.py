@@ -11,7 +11,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -19,7 +18,7 @@ from rich.text import Text
 
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.api.text import console_table
-from torchperf_ros.settings.build_options import ENGINES, INT8_STATIC
+from torchperf_ros.settings.build_options import ENGINES, INT8_STATIC, PACKAGE_SUFFIXES
 from torchperf_ros.tools.shell import write_output
 from torchperf_ros.tools.tune.search import (
     Target,
@@ -63,8 +62,8 @@ def tune(target: Target, options: TuneOptions, console: Console) -> int:
         ConfigError, OSError: the state or a file cannot be read or written.
     """
     with tempfile.TemporaryDirectory(prefix="torchperf_") as folder:
-        frames = str(Path(folder) / "frames.safetensors") if options.log else ""
-        with contextlib.closing(TrialProcesses({**target.job(), "frames": frames})) as processes:
+        job = target.job() | {"frames": f"{folder}/frames.safetensors" if options.log else ""}
+        with contextlib.closing(TrialProcesses(job)) as processes:
             return _tune(target, options, processes, console)
 
 
@@ -75,17 +74,19 @@ def _tune(target: Target, options: TuneOptions, processes: TrialProcesses, conso
     target = target.having(facts.tiers)
     _check_engines(options.engines, facts)
     _say(console, f"{stage.adapter}, tiers {', '.join(target.tiers)}, on {facts.machine}")
-    folder = open_cache(node.cache_dir, node.cache_mib).folder
-    path = state_path(folder, facts.identity, facts.machine, stage.adapter, stage.options, options.seconds)
-    state, now = TuneState(path), target.now(facts.threads)
+    of = facts.identity, facts.machine, stage.adapter, stage.options, options.seconds
+    state = TuneState(state_path(open_cache(node.cache_dir, node.cache_mib).folder, *of))
+    now = target.now(facts.threads)
     space = TuneSpace(facts, options.limits, options.engines or ENGINES, now)
     if options.dry_run:
         for candidate in planned(space, space.search()):
-            words = ["shared process" if candidate.in_process else "process of its own"]
-            words += ["is there"] if candidate in state.of_tier(target.tiers[0]) else []
-            _say(console, f"{candidate.label} ({', '.join(words)})")
-        text = "a search varies each option of the best so far: these come if graphs and compilers gain a little"
-        _say(console, text)
+            where = "shared process" if candidate.in_process else "process of its own"
+            known = ", is there" if candidate in state.of_tier(target.tiers[0]) else ""
+            _say(console, f"{candidate.label} ({where}{known})")
+        _say(
+            console,
+            "a search varies each option of the best so far: these come if graphs and compilers gain some",
+        )
         _show_not_tried(facts.left_out, console)
         return 0
     search, cut = TuneSearch(target, facts, options, state, console, processes, started_s), ""
@@ -105,12 +106,11 @@ def _tune(target: Target, options: TuneOptions, processes: TrialProcesses, conso
 
 
 def _check_engines(asked: Sequence[str], facts: Facts) -> None:
-    """Refuse an engine that was asked for and cannot be here: a `ConfigError` says why, and what there is."""
     for name in asked:
         if name in facts.left_out:
-            there = ", ".join(each for each in ENGINES if each not in facts.left_out)
             raise ConfigError(
-                f"--engines {name!r} is not allowed here: {facts.left_out[name]}; there are {there}"
+                f"--engines {name!r} is not allowed here: {facts.left_out[name]}; there are"
+                f" {', '.join(each for each in ENGINES if each not in facts.left_out)}"
             )
 
 
@@ -126,8 +126,7 @@ def _report(
     """Show the tables and write the files; after Ctrl-C no parameters, as not everything was tried."""
     ranking, limits = rankings[target.tiers[0]], options.limits
     if not ranking.standings:
-        text = "nothing was tried: the time of --minutes was over, or Ctrl-C, before the first one ended"
-        _say(console, text, "red")
+        _say(console, f"nothing was tried: {cut} before the first one ended", "red")
         return
     for tier, found in rankings.items():
         _say(console, f"\n{target.stage.name}, tier {tier}", "bold")
@@ -142,25 +141,35 @@ def _report(
     text, best = "", ranking.best
     if best is not None:
         if best.group is not Group.FITS:
-            text = (
-                f"tier {target.tiers[0]}: nothing fits the budget of {limits.budget_ms:g} ms; this is the"
-                " nearest"
+            tier = target.tiers[0]
+            _say(
+                console,
+                f"tier {tier}: nothing fits the budget of {limits.budget_ms:g} ms; this is the nearest",
+                "red",
             )
-            _say(console, text, "red")
         text = _parameters(target, facts, limits, rankings, best)
         _say(console, f"\n{text}")
         if options.output is not None and cut != _BY_USER:
             write_output(options.output, text)
-            _say(console, f"written to {options.output}: torchperf node --params-file {options.output}")
-            if INT8_STATIC in text and options.log is not None:  # the node has no frames to calibrate with
+            _say(
+                console,
+                f"written to {options.output}: torchperf node --ros-args --params-file {options.output}",
+            )
+            if best.trial.candidate.options.engine in PACKAGE_SUFFIXES:
+                # The node has no frames to calibrate with.
+                log = f" --log {options.log}" if INT8_STATIC in text and options.log is not None else ""
                 _say(
                     console,
-                    f"first: torchperf compile --params {options.output} --log {options.log}",
+                    f"first, or it begins in eager and builds beside that:"
+                    f" torchperf compile --params {options.output}{log}",
                     "bold",
                 )
         if not target.has_base:
-            names = f"stage {target.stage.name!r} and output {target.stage.output!r}"
-            _say(console, f"{names}: other names come from --params FILE")
+            _say(
+                console,
+                f"stage {target.stage.name!r} and output {target.stage.output!r}: other names come from"
+                " --params FILE",
+            )
     if options.json_file is not None:
         tables = {
             tier: {
@@ -185,10 +194,9 @@ def _report(
             "first_tier": choice.first,
             "leave_out": choice.left_out,
         }
-        plain = json.loads(
-            json.dumps(figures), parse_constant=lambda _: None
-        )  # NaN and infinite are null in JSON
-        write_output(options.json_file, json.dumps(plain, indent=2) + "\n")
+        # NaN and infinite are null in JSON.
+        text = json.dumps(json.loads(json.dumps(figures), parse_constant=lambda _: None), indent=2)
+        write_output(options.json_file, f"{text}\n")
 
 
 def _say(console: Console, text: str, style: str = "") -> None:
@@ -250,13 +258,14 @@ def show_ranking(ranking: Ranking, limits: Limits, now: TuneCandidate | None, co
 def _show_notes(ranking: Ranking, console: Console) -> None:
     fewest = min((s.trial.figures.samples for s in ranking.standings if s.trial.figures), default=0)
     if fewest:
-        notes = (
+        _say(
+            console,
             f"gain: of eager fp32's p50 in the same process ({ranking.eager_ms:.2f} ms), worst..best part of"
             " it, ~ none beyond the noise; p99: without isolated stalls, equal within"
             f" {100 * ranking.noise:.0f} % (noise). At least {fewest} samples each."
-            " docs/training.md explains the columns."
+            " docs/training.md explains the columns.",
+            "dim",
         )
-        _say(console, notes, "dim")
 
 
 def _show_not_tried(not_tried: dict[str, str], console: Console) -> None:
@@ -300,8 +309,8 @@ def _row(standing: RankedTrial, now: TuneCandidate | None, figure: str) -> list[
 
 
 def _distance(figures: TrialFigures) -> str:
-    by_score = "" if figures.score is None else f" (score {figures.score:.3f})"
-    return (f"{figures.relative_l2:.1e}" if figures.relative_l2 else "0") + by_score
+    distance = f"{figures.relative_l2:.1e}" if figures.relative_l2 else "0"
+    return distance if figures.score is None else f"{distance} (score {figures.score:.3f})"
 
 
 def _frames(frames: float) -> str:

@@ -92,8 +92,9 @@ class Target:
         None named: all. An unknown one is a `ConfigError`.
         """
         if unknown := [tier for tier in tiers if tier not in self.stage.tiers]:
-            there = ", ".join(self.stage.tiers)
-            raise ConfigError(f"--tiers {unknown[0]!r} is not there; {self.stage.name} has {there}")
+            raise ConfigError(
+                f"--tiers {unknown[0]!r} is not there; {self.stage.name} has {', '.join(self.stage.tiers)}"
+            )
         return replace(self, tiers=tuple(name for name in self.stage.tiers if not tiers or name in tiers))
 
 
@@ -121,9 +122,10 @@ def target_of_file(path: Path, name: str | None, own: Mapping[str, Any], device:
     stages = config_of(values).whole_stages
     found = [one for one in stages if name in {None, one.name, one.adapter}]
     if len(found) != 1:
-        asked = "name the stage or its adapter" if found or name is None else f"no {name} there"
-        there = ", ".join(f"{one.name} ({one.adapter})" for one in stages)
-        raise ConfigError(f"{asked}: {path} has {there}")
+        raise ConfigError(
+            f"{'name the stage or its adapter' if found or name is None else f'no {name} there'}: {path} has"
+            f" {', '.join(f'{one.name} ({one.adapter})' for one in stages)}"
+        )
     if any(found[0].packages):
         raise ConfigError(
             f"parameter {found[0].name}.packages: {list(found[0].packages)} is not allowed here; what a"
@@ -171,11 +173,10 @@ def tuned_parameters(
     }
     if stage.streams:  # each has a budget of its own
         del own["budget_ms"]
-    threads = 0 if found.threads == default_threads else found.threads
     values = {
         "stages": [one.name for one in target.node.whole_stages],
         **target.values,
-        "worker_threads": threads,
+        "worker_threads": 0 if found.threads == default_threads else found.threads,
         **{f"{stage.name}.{name}": value for name, value in own.items()},
     }
     groups: dict[str, list[str]] = {"": []}
@@ -266,8 +267,10 @@ class TrialProcesses:
                 says(doing)
             reason = process.death_reason() or "the trial process ended without a word"
         except TimeoutError:
-            text = f"no end after {timeout_s:.0f} s, while {doing}; killed"
-            return {"kind": TrialOutcome.HUNG, "text": text}
+            return {
+                "kind": TrialOutcome.HUNG,
+                "text": f"no end after {timeout_s:.0f} s, while {doing}; killed",
+            }
         except ProtocolError as error:
             reason = str(error)
         finally:
@@ -352,8 +355,10 @@ def ask_facts(
     job = {"tiers": [] if target.guessed else list(target.tiers), "log": "" if log is None else str(log)}
     message = processes.ask(job, _FACTS_TIMEOUT_S, says)
     if message["kind"] != "facts":
-        begin = "" if message["kind"] == "failed" else f"adapter {target.stage.adapter!r}: "
-        raise AdapterError(begin + message["text"])
+        named = message["kind"] == "failed"
+        raise AdapterError(
+            message["text"] if named else f"adapter {target.stage.adapter!r}: {message['text']}"
+        )
     return from_json(Facts, message["facts"])
 
 
@@ -361,14 +366,13 @@ class TuneState:
     """What has been measured, on disk as JSON lines: the trials of this model on this machine."""
 
     def __init__(self, path: Path) -> None:
-        """Read the trials in this file, if it is there, but for a line cut off by a kill."""
         self._path = path
         self._found: dict[tuple[str, TuneCandidate], TuneTrial] = {}
         try:
             lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"results in {path} cannot be read ({error}); remove the file") from error
-        for line in lines:
+        for line in lines:  # a kill may have cut one off
             with contextlib.suppress(ValueError, TypeError, KeyError, ProtocolError):
                 trial = from_json(TuneTrial, json.loads(line)["trial"])
                 self._found[trial.tier, trial.candidate] = trial
@@ -491,11 +495,10 @@ class TuneSearch:
         if best is None or best.trial.figures is None:
             return
         near = [one for one in self.ranking(tier).standings if _may_be_best(one, best)][:_MOST_COMPARED]
-        is_judged = self._judged in {0, best.trial.figures.judged}
-        if is_judged and (len(near) == 1 or not self._is_new):
+        if self._judged in {0, best.trial.figures.judged} and (len(near) == 1 or not self._is_new):
             return
-        left_s = until_s - time.monotonic()
-        seconds = min(self._options.seconds, left_s / (_TIMES_MEASURING * len(near)))
+        each_s = (until_s - time.monotonic()) / (_TIMES_MEASURING * len(near))
+        seconds = min(self._options.seconds, each_s)
         if seconds < self._usual_s:
             return
         for one in near:
@@ -578,13 +581,14 @@ class TuneSearch:
         return TuneTrial(tier, candidate, outcome, reason, figures, took_s, timeout_s)
 
     def _compare_builds(self) -> None:
-        """Say, before something is compiled, whether weights change at every build, so that no package can be kept.
+        """Say, before something is compiled, whether weights change at every build: no package can be kept then.
 
         What runs the model itself need not wait for that.
         """
         self._are_builds_compared = True
-        job = {"built_again": list(self._target.tiers)}
-        answer = self._processes.ask(job, _FACTS_TIMEOUT_S, self._status.update)
+        answer = self._processes.ask(
+            {"built_again": list(self._target.tiers)}, _FACTS_TIMEOUT_S, self._status.update
+        )
         if answer["kind"] == "changing" and answer["text"]:
             self._console.print(Text(answer["text"], style="yellow"), soft_wrap=True)
 

@@ -87,10 +87,12 @@ class TuneSpace:
 
     def _applies(self, candidate: TuneCandidate) -> bool:
         options, left_out = candidate.options, self._facts.left_out
-        layout = "channels_last" if options.channels_last else ""
-        return left_out.keys().isdisjoint(
-            {options.precision, layout, f"{options.engine} {options.precision}"}
-        )
+        if options.precision in left_out or (options.channels_last and "channels_last" in left_out):
+            return False
+        has = options.precision in self._facts.precisions.get(options.engine, PRECISIONS)
+        if not has:
+            self.skipped[options.label] = f"{options.engine} does not have it on this device"
+        return has
 
     def _walk(self) -> Iterator[TuneCandidate]:
         yield self._reference
@@ -130,17 +132,15 @@ class TuneSpace:
         """Eager in CUDA graphs; of sizes that vary, one for each of a few buckets."""
         if GRAPH not in self._engines:
             return
+        yield from self._present(GRAPH)
         first = _with(next(self._buckets(self._reference), self._reference), engine=GRAPH)
         for changes in _FIRST_GRAPHS:
             yield _with(first, **changes)
-            if not any(s.trial.candidate == first for s in self._right()):
+            graphs = [s.trial.candidate for s in self._right() if s.trial.candidate.options.engine == GRAPH]
+            if first not in graphs:
                 self.skipped["graph in other precisions"] = f"{first.label} cannot be used"
                 return
-        yield from self._present(GRAPH)
-        graphs = [
-            one.trial.candidate for one in self._right() if one.trial.candidate.options.engine == GRAPH
-        ]
-        yield from (_with(graphs[0], precision=name) for name in ("fp16", "bf16", "tf32"))
+        yield from self._in_precisions(graphs[0], ("fp16", "bf16", "tf32"))
         yield from self._layouts(graphs[0])
         yield from self._buckets(graphs[0])
 
@@ -153,8 +153,14 @@ class TuneSpace:
     def _fewer_threads(self, best: TuneCandidate) -> Iterator[TuneCandidate]:
         yield from (replace(best, threads=count) for count in self._thread_counts() if count < best.threads)
 
-    def _in_precisions(self, best: TuneCandidate) -> Iterator[TuneCandidate]:
-        yield from (_with(best, precision=name) for name in PRECISIONS if name != INT8_STATIC)
+    def _in_precisions(
+        self, best: TuneCandidate, names: Iterable[str] = PRECISIONS
+    ) -> Iterator[TuneCandidate]:
+        """Without those that failed: in another layout they would, too, and may cost the process."""
+        failed = {
+            t.candidate.options.precision for t in self.trials if t.candidate.in_process and not t.figures
+        }
+        yield from (_with(best, precision=name) for name in names if name not in {INT8_STATIC, *failed})
 
     def _thread_counts(self) -> list[int]:
         """1, 2, 4 and so on, and all cores; none on CUDA, where the CPU's threads compute nothing."""
@@ -174,6 +180,8 @@ class TuneSpace:
                 yield from self._on([name], plain, mode=mode)
             if static and name == _AOTI:
                 yield from self._on([name], how, cuda_graphs=True)
+            if name == STATIC_ENGINE:  # of all it gains most, where convolutions run in int8
+                yield from self._on([name], how, precision=INT8_STATIC)
             yield from self._present(name) if name in self._engines else ()
         if self._best(compiled=True) is None:
             yield from self._on(engines, plain)
@@ -186,16 +194,15 @@ class TuneSpace:
             if compiled is None:
                 return
             if in_process is not None and compiled.p50_ms > _NEAR * in_process.p50_ms:
-                label = in_process.trial.candidate.label
-                self.skipped[_FURTHER] = f"none came within {_NEAR - 1:.0%} of {label}"
+                best = in_process.trial.candidate.label
+                self.skipped[_FURTHER] = f"none came within {_NEAR - 1:.0%} of {best}"
                 return
             yield from vary(compiled.trial.candidate)
 
     def _precisions(self, best: TuneCandidate) -> Iterator[TuneCandidate]:
-        """Those that eager could run right, the quickest first; and static int8, which it cannot."""
+        """Those that eager could run right, the quickest first."""
         for name in dict.fromkeys(one.trial.candidate.options.precision for one in self._right()):
             yield _with(best, precision=name)
-        yield from self._on([STATIC_ENGINE], best, precision=INT8_STATIC)
 
     def _layouts(self, best: TuneCandidate) -> Iterator[TuneCandidate]:
         yield _with(best, channels_last=not best.options.channels_last)

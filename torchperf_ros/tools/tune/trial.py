@@ -35,6 +35,7 @@ class Facts:
             say nothing.
         threads: CPU threads that the node uses by default, the reference's.
         left_out: engine, precision or layout -> why it cannot be here, or does nothing good for this model.
+        precisions: engine that builds packages -> those that it has here.
         ranges: smallest and largest value of each size that varies.
         has_task: whether the adapter has a training task, which judges how accurate a candidate is.
         start_s: seconds that such a process took to start and open the device, and to load the first tier's model and
@@ -48,6 +49,7 @@ class Facts:
     cores: int
     tiers: tuple[str, ...] = ()
     left_out: dict[str, str] = field(default_factory=dict)
+    precisions: dict[str, tuple[str, ...]] = field(default_factory=dict)
     ranges: tuple[tuple[int, int], ...] = ()
     has_task: bool = False
     start_s: float = 0.0
@@ -276,8 +278,8 @@ class Ranking:
         standings: best first.
         best: the first, if it was measured and is not refused; it may be over the budget.
         eager_ms: median over the trials of the reference's p50; NaN before the first.
-        noise: share by which two measurements of the same p99 differ; 10 % is assumed of less than 4
-            trials.
+        noise: share by which two measurements of the same p99 differ: of eager's p99 over its p50 the
+            interquartile range over the median; of less than 4 trials how far apart the ends are, 10 % at least.
     """
 
     def __init__(
@@ -292,11 +294,12 @@ class Ranking:
             t.figures for t in trials if t.figures is not None and t.outcome == TrialOutcome.MEASURED
         ]
         self.eager_ms = statistics.median(f.eager_p50_ms for f in measured) if measured else math.nan
-        noise, relative = _NOISE_OF_FEW, [f.eager_p99_ms / f.eager_p50_ms for f in measured]
-        if len(relative) >= _FEW:
-            low, middle, high = statistics.quantiles(relative, n=4)
-            noise = max(_LEAST_NOISE, (high - low) / middle)
-        self.noise = max(least_noise, noise)
+        relative = sorted(f.eager_p99_ms / f.eager_p50_ms for f in measured) or [1.0]
+        are_few = len(relative) < _FEW
+        # Of few, one that met stalls, as its eager did, must not lose to one that met none.
+        ends = (relative[0], relative[0], relative[-1])
+        low, middle, high = ends if are_few else statistics.quantiles(relative, n=4)
+        self.noise = max(least_noise, _NOISE_OF_FEW if are_few else _LEAST_NOISE, (high - low) / middle)
         self._limits, self._cuda, self._tie = limits, cuda, _TIE_ON_CUDA if cuda else _TIE
         found = sorted(
             map(self._standing, trials), key=lambda s: (s.group, s.p99_ms, s.trial.candidate.changes)

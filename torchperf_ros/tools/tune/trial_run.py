@@ -6,12 +6,12 @@ clock) and, where it gets ready before its first job, `tier`. Each job is a line
 `tier`, `candidate` (see `TuneCandidate`), `start_s` (see `Facts`), `look_s` and `seconds` (of measuring, for each
 side: of the first look, and where that is near enough), `to_beat` (`TrialFigures.shares` of the best so far; none:
 every one is near enough), `judged` (examples for the accuracy, 0: none) and `eager_accuracy` (null: not known yet).
-For the facts it has `tiers` (none: those that the adapter builds) and `log` (or ""). To compare weights it has
-`built_again`, the tiers that are built once more.
+For the facts it has `tiers` (none: those that the adapter builds) and `log` (or ""). To compare weights it
+has `built_again`, the tiers that are built once more.
 
-It sends `step` (text), and for each job one of `facts` (facts), `changing` (text: why no package can be kept, or "") or
-`trial` (outcome, reason, figures), with `goes_on`: whether this process takes another. `failed` (text) is its last: the
-adapter cannot be used at all.
+It sends `step` (text), and for each job one of `facts` (facts), `changing` (text: why no package can be kept,
+or "") or `trial` (outcome, reason, figures), with `goes_on`: whether this process takes another. `failed`
+(text) is its last: the adapter cannot be used at all.
 """
 
 import contextlib
@@ -56,7 +56,7 @@ from torchperf_ros.engines.device import (
 )
 from torchperf_ros.engines.fingerprint import changing_weights, files_hash, identify, tiers_of
 from torchperf_ros.engines.model_transforms import applies
-from torchperf_ros.engines.outputs import shapes_of
+from torchperf_ros.engines.outputs import described, shapes_of
 from torchperf_ros.engines.package import ENGINES, IN_PROCESS, make_runner
 from torchperf_ros.engines.package_build import peak_memory_bytes
 from torchperf_ros.engines.parity import KeptState, Parity, ParityError, check_engine, random_inputs
@@ -82,8 +82,8 @@ from torchperf_ros.workers.control import from_json
 from torchperf_ros.workers.package_manifest import file_sha256
 
 _LOOKED = (5, 2000)  # samples at least, at most: of a first look
-# At length: for each second of it, and in all. A model that takes long must not take a candidate's share of the search
-# several times over.
+# At length: for each second of it, and in all. A model that takes long must not take a candidate's share of
+# the search several times over.
 _SAMPLES_PER_S, _FEWEST_SAMPLES, _MOST_FEWEST = 10, 10, 30
 _SIZES = 4  # inputs of so many sizes are timed where sizes vary
 _PARTS = 5  # of a measurement
@@ -116,7 +116,6 @@ class TrialBench:
     """
 
     def __init__(self, job: Mapping[str, Any]) -> None:
-        """Open the device, and where the job has a `tier` get ready to try something compiled on it."""
         self._job, self._name = job, ""
         self._tier: TierModel | None = None
         self._device = Device(choose_device(job["device"]), 0).device
@@ -202,13 +201,6 @@ class TrialBench:
         }
         left_out |= {name: applies(tier.model, each, device) for name, each in options.items()}
         left_out[INT8_STATIC] = left_out[INT8_STATIC] or tier.why_uncalibrated()
-        left_out |= {
-            f"{name} {precision}": "the engine has no such precision"
-            for name, engine in ENGINES.items()
-            for precision in PRECISIONS
-            if not (left_out[name] or left_out[precision])
-            and engine.why_not(BuildOptions(name, precision=precision), {}, device)
-        }
         axes, cores = axes_of(tier.dims, shapes_of(tier.example)), len(os.sched_getaffinity(0))
         frames = self._job.get("frames")
         facts = Facts(
@@ -230,6 +222,14 @@ class TrialBench:
             cores=cores,
             tiers=tuple(names),
             left_out={name: why for name, why in left_out.items() if why},
+            precisions={
+                name: tuple(
+                    each
+                    for each in PRECISIONS
+                    if not engine.why_not(BuildOptions(name, precision=each), {}, device)
+                )
+                for name, engine in ENGINES.items()
+            },
             ranges=tuple((axis.low, axis.high) for axis in axes if axis.low < axis.high),
             has_task=task is not None,
             start_s=start_s,
@@ -237,7 +237,7 @@ class TrialBench:
         return asdict(facts)
 
     def _changing(self, name: str) -> str:
-        """Why no package of a tier could be kept: another build has other weights; "" where they are the same."""
+        """Why no package of a tier could be kept: another build has other weights; else ""."""
         with _named(f"tier {name!r}"):
             tier = self.tier(self._name or name)
             model = tier.model if name == self._name else build_model(tier.adapter, name)
@@ -281,14 +281,15 @@ def load_tier(job: Mapping[str, Any], threads: int) -> TierModel:
     device, name = Device(choose_device(job["device"]), threads).device, job["tier"]
     with _named(f"adapter {job['adapter']!r}, tier {name!r}"):
         adapter = open_adapter(job["adapter"], job["options"], device)
-        model, dims = build_model(adapter, name), adapter.dynamic_dims()
+        model = build_model(adapter, name)
         with torch.inference_mode(mode=False):  # weights made under it cannot be exported
             model = model.to(device)
-        example = tuple(tensor.to(device) for tensor in adapter.example_inputs(name))
+        example = tuple(tensor.to(device) for tensor in example_of(adapter, name))
+    with _named(f"adapter {job['adapter']!r}, dynamic_dims"):
+        dims = adapter.dynamic_dims()
         axes_of(dims, shapes_of(example))
-    doing = f"adapter {job['adapter']!r}, tier {name!r}: the model raises on its own example inputs"
-    kept = KeptState(model)
-    with _named(doing), torch.inference_mode():
+    kept, what = KeptState(model), f"adapter {job['adapter']!r}, tier {name!r}"
+    with _named(f"{what}: the model raises on its own example inputs"), torch.inference_mode():
         model(*example)
     kept.restore()
     return TierModel(
@@ -301,6 +302,15 @@ def load_tier(job: Mapping[str, Any], threads: int) -> TierModel:
         scoring=scoring_of(adapter, name, device),
         frames=read_frames(job.get("frames", ""), example, device),
     )
+
+
+def example_of(adapter: Adapter, tier: str) -> Inputs:
+    example = adapter.example_inputs(tier)
+    if not isinstance(example, tuple) or not all(isinstance(each, torch.Tensor) for each in example):
+        raise AdapterError(
+            f"example_inputs({tier!r}) gave {described(example)}; it has to be a tuple of tensors"
+        )
+    return example
 
 
 @contextlib.contextmanager
@@ -412,11 +422,11 @@ class Attempt:
             return None
         name, value = self._judged(task, self._call, count)
         if eager is None:
-            is_reference = self._candidate.options == BuildOptions()
             torch.set_num_threads(self._tier.threads)
-            eager = value if is_reference else self._judged(task, self._tier.model, count)[1]
-        higher_is_better = getattr(task, "higher_is_better", True)  # a task need not derive from `Task`
-        return Accuracy(name, value, eager, count, higher_is_better)
+            is_other = self._candidate.options != BuildOptions()
+            eager = self._judged(task, self._tier.model, count)[1] if is_other else value
+        # A task need not derive from `Task`.
+        return Accuracy(name, value, eager, count, getattr(task, "higher_is_better", True))
 
     def _judged(self, task: Task, call: Call, count: int) -> tuple[str, float]:
         try:
