@@ -329,7 +329,7 @@ class RecentRows:
     def take(self, since_ns: int) -> Rows:
         """Forget what is older; returns what is new. What is appended meanwhile is for the next time."""
         new = np.array([self._pending.popleft() for _ in range(len(self._pending))], self.rows.dtype)
-        # As bytes: numpy would look for a common type of the rows' fields, which takes most of a report's time.
+        # As bytes: to concatenate rows numpy looks for a common type of each field, which takes longer.
         kept = np.frombuffer(self.rows.tobytes() + new.tobytes(), new.dtype)
         self.rows = kept[kept[self._when] >= since_ns][-self._most :]
         if len(new):
