@@ -269,7 +269,7 @@ class Crew:
                 self._lessons.append((run.ladder, response.tier, inference_ms, took_ms - known_ms))
         if has_run and batch is not None:
             self._learn_batch(batch, run.ladder, response.tier, steps.inference_ms, took_ms)
-        self._give(worker, run, response, payload, steps)
+        self._give(worker, run, outcome, payload, RunResult(payload, response.tier, steps, response.step))
         return run
 
     def _learn_batch(
@@ -285,10 +285,9 @@ class Crew:
             self.batch_times.add(tier, batch.size, max(batch.slowest_ms, took_ms - beside_ms))
 
     def _give(
-        self, worker: WorkerProcess, run: Turn, response: Response, payload: bytes, steps: StepTimes
+        self, worker: WorkerProcess, run: Turn, outcome: Outcome, payload: bytes, result: RunResult
     ) -> None:
         """What has come of a run, to its frame."""
-        outcome = Outcome(response.outcome)
         kind = run.stream, run.tier if worker is run.runner else run.ladder.last
         if outcome is Outcome.ON_TIME:
             self._trust(worker, kind)
@@ -300,9 +299,9 @@ class Crew:
             if worker is run.runner and run.backup is None and not run.frame.stale:
                 self.practice.was_late(run)
         elif worker is run.runner:
-            run.result = RunResult(payload, response.tier, steps, response.step)
+            run.result = result
         else:
-            run.backup_result = RunResult(payload, response.tier, steps, response.step)
+            run.backup_result = result
 
     def _doubt(self, worker: WorkerProcess, kind: tuple[int, int]) -> None:
         self._doubts.setdefault(worker, _Doubt()).failed.add(kind)
@@ -515,4 +514,4 @@ def _missed(worker: WorkerProcess, turn: Turn) -> int:
 
 def _step_times(response: Response) -> StepTimes:
     values = (response.decode_ns, response.preprocess_ns, response.inference_ns, response.postprocess_ns)
-    return StepTimes(*(value / NS_PER_MS if value >= 0 else math.nan for value in values))
+    return StepTimes(*[value / NS_PER_MS if value >= 0 else math.nan for value in values])

@@ -248,9 +248,8 @@ class LatencySketch(BucketCounts):
             return Quantiles()
         ranks = [math.floor(percent / 100 * (count - 1)) for percent in PERCENTS[:-1]]
         powers = np.searchsorted(ends, ranks, side="right") + float(_POWERS[0])
-        return Quantiles(
-            count, *np.minimum(2 * _GAMMA**powers / (_GAMMA + 1), self._max_ms).tolist(), self._max_ms
-        )
+        p50, p95, p99 = np.minimum(2 * _GAMMA**powers / (_GAMMA + 1), self._max_ms).tolist()
+        return Quantiles(count, p50, p95, p99, self._max_ms)
 
 
 _SHARES_OF_BUDGET = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)
@@ -330,7 +329,7 @@ class RecentRows:
     def take(self, since_ns: int) -> Rows:
         """Forget what is older; returns what is new. What is appended meanwhile is for the next time."""
         new = np.array([self._pending.popleft() for _ in range(len(self._pending))], self.rows.dtype)
-        # As bytes: numpy would look for a common type of the rows' fields, which takes most of a report's time.
+        # As bytes: to concatenate rows numpy looks for a common type of each field, which takes longer.
         kept = np.frombuffer(self.rows.tobytes() + new.tobytes(), new.dtype)
         self.rows = kept[kept[self._when] >= since_ns][-self._most :]
         if len(new):

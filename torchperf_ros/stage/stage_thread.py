@@ -125,7 +125,9 @@ class StageThread:
 
     def start_together(self, now_ns: int) -> None:
         """Hand the frames that wait for a worker over as a batch where that pays; with the lock held."""
-        waiting = sorted((stage for stage in self.stages if stage.may_batch), key=_urgency)
+        waiting = sorted(
+            (stage for stage in self.stages if stage.turn is not None and stage.may_batch), key=_urgency
+        )
         while len(waiting) > 1:
             first = waiting[0]
             turns = [stage.turn for stage in waiting if stage.turn is not None]
@@ -219,7 +221,7 @@ class StageThread:
                 alarm.at_ns = 0
                 ringing.append(stage)
         waiting = [stage for stage in self.stages if stage.has_work]
-        if self.stages[0].model.crew.idle() is None:
+        if any(stage.only_waits for stage in waiting) and self.stages[0].model.crew.idle() is None:
             waiting = [stage for stage in waiting if stage in ringing or not stage.only_waits]
         return sorted(waiting, key=_urgency) if len(waiting) > 1 else waiting
 

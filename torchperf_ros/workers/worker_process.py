@@ -252,7 +252,7 @@ class WorkerProcess:
     @property
     def recording(self) -> str:
         """What it records while it serves, "" mostly; it runs the frames if it can."""
-        return self.capturing if self.available else ""
+        return self.capturing if self.capturing and self.available else ""
 
     @property
     def kill_reason(self) -> str:
