@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 
 from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs
 from torchperf_ros.engines.device import time_interleaved
-from torchperf_ros.engines.engine import EngineUnavailable, name_torch_unquoted
+from torchperf_ros.engines.engine import EngineUnavailable, prepare_inductor
 from torchperf_ros.engines.model_transforms import (
     int8_in_onnx,
     int8_in_package,
@@ -68,8 +68,8 @@ class Aoti(PackageEngine):
             return build_package(tier.model, tier.example, tier.dims, path)
         if why := tier.why_uncalibrated():
             raise EngineUnavailable(f"{INT8_STATIC}: {why}")
-        graph = export(tier.model, tier.example, tier.dims).module(check_guards=False)
-        quantised = quantise_static(graph, tier.calibration())
+        program = export(tier.model, tier.example, tier.dims)
+        quantised = quantise_static(program.module(check_guards=False), tier.calibration())
         return build_package(quantised, tier.example, tier.dims, path, frozen_only=True)
 
     def in_int8(self, path: Path) -> Counter[str]:
@@ -101,17 +101,18 @@ def build_package(
     calls: dict[str, Callable[[], Any]] = {}
     files: dict[str, Path] = {}
     errors: list[Exception] = []
-    name_torch_unquoted()
+    prepare_inductor(device)
     program = export(model, example, dynamic_dims)
     try:
         variants = {"frozen": (model, True)} if frozen_only else _variants(model, program, example, device)
         for name, (variant, frozen) in variants.items():
             file = files[name] = path.with_name(f"{path.stem}.{len(files)}.pt2")
             try:
-                exported = program if variant is model else export(variant, example, dynamic_dims)
                 with torch.no_grad():  # where gradients are recorded, Inductor freezes nothing, in silence
                     torch._inductor.aoti_compile_and_package(
-                        exported, package_path=str(file), inductor_configs={"freezing": frozen}
+                        program if variant is model else export(variant, example, dynamic_dims),
+                        package_path=str(file),
+                        inductor_configs={"freezing": frozen},
                     )
                 check_linked(file)
                 calls[name] = partial(load_package(file, device), *example)
@@ -121,13 +122,12 @@ def build_package(
             raise errors[0]
         with torch.inference_mode():
             found = time_interleaved(calls, device, seconds=_VARIANT_SECONDS, rounds=_ROUNDS)
-        times_ms = {name: timing.median_ms for name, timing in found.items()}
-        ranked = sorted(times_ms, key=lambda name: times_ms[name])
+        ranked = sorted(found, key=lambda name: found[name].median_ms)
         files[ranked[0]].rename(path)
     finally:
         for file in files.values():
             file.unlink(missing_ok=True)
-    return built_of(program, variants_ms={name: times_ms[name] for name in ranked})
+    return built_of(program, variants_ms={name: found[name].median_ms for name in ranked})
 
 
 def _variants(
@@ -137,16 +137,36 @@ def _variants(
 
     `frozen`: Inductor folds what follows from weights alone, batch normalisation too, and packs weights as
     the machine's kernels want them. With convolutions that pays, so that it is the memory format that is
-    open; without, packed weights may be slower for the few rows that a vehicle has, and `plain` is the
-    other one. A model without weights has nothing to freeze; of one that writes to its buffers, Inductor
-    would freeze what changes.
+    open, where Inductor does not choose channels last itself; without, packed weights may be slower for the
+    few rows that a vehicle has, and `plain` is the other one. A model without weights has nothing to freeze;
+    of one that writes to its buffers, Inductor would freeze what changes.
     """
     if not program.state_dict or "buffers" in written_to(program):
         return {"plain": (model, False)}
     images = transform(model, BuildOptions(channels_last=True), device, example)
     if images is model:
         return {"frozen": (model, True), "plain": (model, False)}
+    if lays_out_images(program, device):
+        return {"frozen": (model, True)}
     return {"frozen": (model, True), "frozen channels_last": (images, True)}
+
+
+def lays_out_images(program: torch.export.ExportedProgram, device: torch.device) -> bool:
+    """Whether Inductor runs these convolutions in channels last by its own rule.
+
+    See `GraphLowering.decide_layout_opt`. On the CPU it always does. On CUDA it does where sizes are fixed,
+    groups have one channel or all, and there are fewer than 300 operations for each convolution: of those
+    into which it takes these apart.
+    """
+    if device.type == "cpu":
+        return torch.backends.mkldnn.is_available()
+    convolutions = [node for node in program.graph.nodes if str(node.target).startswith("aten.conv")]
+    sizes = ([each.meta["val"].shape for each in node.args[:2]] for node in convolutions)
+    return (
+        not program.range_constraints
+        and len(program.graph.nodes) < 100 * len(convolutions)
+        and all(weight[1] in (1, image[1]) for image, weight in sizes)
+    )
 
 
 def check_toolkit() -> None:
