@@ -159,7 +159,7 @@ def lays_out_images(program: torch.export.ExportedProgram, device: torch.device)
     into which it takes these apart.
     """
     if device.type == "cpu":
-        return torch.backends.mkldnn.is_available()
+        return bool(torch.backends.mkldnn.is_available())
     convolutions = [node for node in program.graph.nodes if str(node.target).startswith("aten.conv")]
     sizes = ([each.meta["val"].shape for each in node.args[:2]] for node in convolutions)
     return (
