@@ -333,6 +333,16 @@ def test_given_no_headers_of_cuda_when_a_package_for_it_is_to_be_built_then_the_
     check_toolkit()
 
 
+def test_given_no_compiler_when_a_package_is_to_be_built_then_the_error_says_what_to_install(
+    monkeypatch, tmp_path
+):
+    monkeypatch.setenv("CXX", "/no/such/g++")
+    with pytest.raises(
+        PackageError, match=r"compiler /no/such/g\+\+ is not there; install g\+\+, or set CXX"
+    ):
+        build_package(torch.nn.ReLU(), (torch.zeros(1),), {}, tmp_path / "model.pt2")
+
+
 def test_given_a_compiler_that_links_its_own_cpp_library_when_a_package_is_built_then_it_is_refused(
     tmp_path,
 ):

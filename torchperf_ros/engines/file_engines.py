@@ -9,6 +9,7 @@ import functools
 import io
 import os
 import re
+import shutil
 import tempfile
 import warnings
 import zipfile
@@ -69,8 +70,13 @@ class Aoti(PackageEngine):
         if why := tier.why_uncalibrated():
             raise EngineUnavailable(f"{INT8_STATIC}: {why}")
         program = export(tier.model, tier.example, tier.dims)
-        quantised = quantise_static(program.module(check_guards=False), tier.calibration())
-        return build_package(quantised, tier.example, tier.dims, path, frozen_only=True)
+        return build_package(
+            quantise_static(program.module(check_guards=False), tier.calibration()),
+            tier.example,
+            tier.dims,
+            path,
+            frozen_only=True,
+        )
 
     def in_int8(self, path: Path) -> Counter[str]:
         return int8_in_package(path)
@@ -92,9 +98,14 @@ def build_package(
     `frozen_only`: of int8_static Inductor makes int8 kernels where it packs weights, and nowhere else.
 
     Raises:
-        PackageError: what compiles for CUDA is not installed.
+        PackageError: there is no C++ compiler, or what compiles for CUDA is not installed.
         Exception: torch's error, which cannot export or compile the model.
     """
+    if not shutil.which(compiler := os.environ.get("CXX", "g++")):
+        raise PackageError(
+            f"packages cannot be built here: the C++ compiler {compiler} is not there; install g++, or set CXX"
+            " to one that is"
+        )
     if any(tensor.is_cuda for tensor in example):
         check_toolkit()
     device = next((tensor.device for tensor in example), torch.device("cpu"))
@@ -181,9 +192,9 @@ def check_toolkit() -> None:
     except OSError:  # no toolkit at all
         folders = []
     if not any(Path(folder, _CUDA_HEADER).is_file() for folder in folders):
-        where = ", ".join(folders) or "no toolkit was found"
         raise PackageError(
-            f"packages for CUDA cannot be built here: {_CUDA_HEADER} is missing ({where}); install a CUDA"
+            f"packages for CUDA cannot be built here: {_CUDA_HEADER} is missing"
+            f" ({', '.join(folders) or 'no toolkit was found'}); install a CUDA"
             " toolkit or set CUDA_HOME, or build them on a machine with the same card and torch"
         )
 
@@ -237,8 +248,6 @@ def _give_back_constants() -> None:
 _HINTS = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
 _FOR_CUDA = "onnxruntime-gpu"
 _CUDA_PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
-# of ONNX Runtime's log: it warns that an optimised file is for this machine, which the cache's key ensures
-_ERRORS_ONLY = 3
 _INT8 = "int8_dynamic"
 _TYPES: dict[str, tuple[torch.dtype, type]] = {
     "tensor(float)": (torch.float32, np.float32), "tensor(float16)": (torch.float16, np.float16),
@@ -354,7 +363,8 @@ def _onnx_session(
     settings = onnxruntime.SessionOptions()
     settings.intra_op_num_threads = torch.get_num_threads()
     settings.inter_op_num_threads = 1
-    settings.log_severity_level = _ERRORS_ONLY
+    # Errors only: it warns that an optimised file is for this machine, which the cache's key ensures.
+    settings.log_severity_level = 3
     # Its threads spin while a model runs, and not until the next frame, when others need the processor.
     settings.add_session_config_entry("session.force_spinning_stop", "1")
     if optimised is not None:
