@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from benchmarks import cuda
+from benchmarks.rig.cuda.build_times import build_times
 from benchmarks.rig.cuda.by_hand import FP32, best_of, by_hand
 from benchmarks.rig.cuda.networks import SIZES, NetworkAdapter, network
 from benchmarks.rig.cuda.parts import PARTS, PHASES, ROS_ONLY, usual
@@ -102,6 +103,24 @@ def test_given_a_model_when_run_by_hand_then_each_way_that_fails_is_named_and_th
     assert best_of({"auto": 0.1, "by hand: eager, fp32": 1.0}, found, FP32) == "by hand: eager, fp32"
     assert not broken
     assert list(why) == ["by hand: eager, fp32"]
+
+
+def test_given_a_package_when_built_then_each_process_is_counted_and_what_torch_does_itself_between_them(
+    tmp_path,
+):
+    program = torch.export.export(torch.nn.Linear(4, 4).eval(), (torch.zeros(1, 4),))
+    with build_times() as times, torch.no_grad():
+        torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "model.pt2"))
+    calls = {step.partition(": ")[2] or step: count for step, count in times.calls.items()}
+    assert (calls["wrapper.o"], calls["wrapper.so"], calls["archive"], calls["AOTInductor, all of it"]) == (
+        1,
+    ) * 4
+    whole_s = times.seconds["AotCodeCompiler.compile, all of it"]
+    own_s = sum(took_s for step, took_s in times.seconds.items() if step.startswith("torch itself"))
+    processes_s = sum(
+        took_s for step, took_s in times.seconds.items() if ": " in step and "torch itself" not in step
+    )
+    assert 0 < own_s < whole_s <= own_s + processes_s
 
 
 def test_given_a_part_that_comes_to_no_end_when_killed_then_what_it_has_found_is_there(tmp_path):

@@ -1,8 +1,11 @@
 """Packages as a real compile process builds them; the slow part is shared, see the fixture `built`."""
 
+import os
 import re
 import shutil
 import stat
+import subprocess
+import sys
 import time
 import zipfile
 from pathlib import Path
@@ -11,15 +14,16 @@ import pytest
 import torch
 
 from torchperf_ros.api.adapter import load_adapter
-from torchperf_ros.engines.engine import name_torch_unquoted
+from torchperf_ros.engines.engine import prepare_inductor
 from torchperf_ros.engines.file_engines import (
     build_package,
     check_linked,
     check_toolkit,
+    lays_out_images,
     load_package,
 )
 from torchperf_ros.engines.fingerprint import machine_facts
-from torchperf_ros.engines.package_engine import Built
+from torchperf_ros.engines.package_engine import Built, export
 from torchperf_ros.engines.parity import check_engine
 from torchperf_ros.settings.files import exposed
 from torchperf_ros.workers.package_manifest import PackageError, check_package
@@ -155,6 +159,7 @@ def compiler(monkeypatch):
 @pytest.mark.parametrize(
     ("model", "shape", "frozen", "names"),
     [
+        (images, (1, 3, 8, 8), [True], ["frozen"]),  # Inductor chooses channels last itself
         (images, (1, 3, 8, 8), [True, True], ["frozen channels_last", "frozen"]),
         (lambda: torch.nn.Linear(4, 4), (1, 4), [True, False], ["plain", "frozen"]),
         (Counting, (1, 4), [False], ["plain"]),
@@ -162,13 +167,64 @@ def compiler(monkeypatch):
     ],
 )
 def test_given_a_model_then_the_fastest_of_its_variants_is_kept(
-    compiler, tmp_path, model, shape, frozen, names
+    compiler, monkeypatch, tmp_path, model, shape, frozen, names
 ):
+    monkeypatch.setattr("torch.backends.mkldnn.is_available", lambda: len(frozen) == 1)
     found = build_package(model().eval(), (torch.zeros(shape),), {}, tmp_path / "model.pt2")
     assert compiler == frozen
     assert list(found.variants_ms) == names
     assert [path.name for path in tmp_path.iterdir()] == ["model.pt2"]
     assert (tmp_path / "model.pt2").read_text() == str(len(frozen))
+
+
+def grouped(count):
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 1), torch.nn.ReLU(), torch.nn.Conv2d(8, 8, 3, groups=count)
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "dims"),
+    [(images(), {}), (images(), {0: {0: (1, 8)}}), (grouped(8), {}), (grouped(2), {})],
+    ids=["fixed", "varying", "depthwise", "grouped"],
+)
+def test_given_images_on_cuda_then_two_variants_are_built_where_inductor_does_not_choose_channels_last(
+    monkeypatch, model, dims
+):
+    from torch._inductor.decomposition import select_decomp_table
+    from torch._inductor.graph import GraphLowering
+
+    program = export(model.eval(), (torch.zeros(1, 3, 8, 8),), dims)
+    monkeypatch.setattr("torch.backends.mkldnn.is_available", lambda: False)  # torch's rule for CUDA
+    with torch.no_grad():
+        graph = program.run_decompositions(select_decomp_table()).graph_module
+    chosen = GraphLowering.decide_layout_opt(graph, is_inference=True)
+    assert lays_out_images(program, torch.device("cuda")) is chosen
+
+
+_ASKED = """
+import sys, torch
+from torchperf_ros.engines.engine import prepare_inductor
+from torch._inductor import config, cpu_vec_isa
+started = []
+sys.addaudithook(lambda event, given: event == "subprocess.Popen" and started.append(given))
+prepare_inductor(torch.device(sys.argv[1]))
+cpu_vec_isa.pick_vec_isa()
+print(len(started), config.cpp.vec_isa_ok, config.aot_inductor.precompile_headers)
+"""
+
+
+@pytest.mark.parametrize(("device", "chosen"), [("cuda", ""), ("cpu", "0")])
+def test_given_a_build_for_cuda_then_no_program_asks_for_vector_instructions_and_no_header_is_precompiled(
+    tmp_path, device, chosen
+):
+    environment = {
+        **os.environ,
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path),
+        "TORCHINDUCTOR_VEC_ISA_OK": chosen,
+    }
+    found = subprocess.check_output([sys.executable, "-c", _ASKED, device], env=environment, text=True)
+    assert found.endswith("0 False False\n")
 
 
 def test_given_a_variant_that_cannot_be_compiled_when_built_then_the_other_is_kept(
@@ -277,6 +333,16 @@ def test_given_no_headers_of_cuda_when_a_package_for_it_is_to_be_built_then_the_
     check_toolkit()
 
 
+def test_given_no_compiler_when_a_package_is_to_be_built_then_the_error_says_what_to_install(
+    monkeypatch, tmp_path
+):
+    monkeypatch.setenv("CXX", "/no/such/g++")
+    with pytest.raises(
+        PackageError, match=r"compiler /no/such/g\+\+ is not there; install g\+\+, or set CXX"
+    ):
+        build_package(torch.nn.ReLU(), (torch.zeros(1),), {}, tmp_path / "model.pt2")
+
+
 def test_given_a_compiler_that_links_its_own_cpp_library_when_a_package_is_built_then_it_is_refused(
     tmp_path,
 ):
@@ -300,7 +366,7 @@ def test_given_a_torch_below_a_folder_with_a_space_when_linked_then_it_is_named_
     folder.mkdir(parents=True)
     monkeypatch.setattr(cpp_extension, "TORCH_LIB_PATH", str(folder))
     monkeypatch.setattr(cpp_builder, "_LINKER_SCRIPT", str(folder / "script.ld"))
-    name_torch_unquoted()
+    prepare_inductor(CPU)
     options = cpp_builder.CppTorchOptions(aot_mode=True)
     (named,) = [path for path in options.get_libraries_dirs() if Path(path).resolve() == folder]
     assert " " not in named + cpp_builder._LINKER_SCRIPT

@@ -32,9 +32,11 @@ def test_given_missing_folders_then_each_is_the_users_alone_and_what_was_there_s
     assert (mode(tmp_path), mode(tmp_path / "a"), mode(tmp_path / "a" / "b")) == (0o755, 0o700, 0o700)
 
 
-def test_given_a_file_in_the_way_when_made_then_it_is_an_error(tmp_path):
+def test_given_a_file_in_the_way_or_a_file_system_that_takes_no_folder_when_made_then_it_is_an_error(
+    tmp_path,
+):
     (tmp_path / "file").touch()
-    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+    for path in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/no file/below")):
         with pytest.raises(OSError, match="file"):
             make_private(path)
 

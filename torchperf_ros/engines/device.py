@@ -239,11 +239,10 @@ class Device:
 
         Inside of a package it arrives as a plain `RuntimeError`, whose text does not mention memory.
         """
-        before, self._ooms = self._ooms, self._refused()
+        before = self._ooms
+        statistics = torch.cuda.memory_stats(self.device) if self.is_cuda else {}
+        self._ooms = int(statistics.get("num_ooms", 0))
         return isinstance(error, torch.OutOfMemoryError) or self._ooms > before
-
-    def _refused(self) -> int:
-        return int(torch.cuda.memory_stats(self.device).get("num_ooms", 0)) if self.is_cuda else 0
 
     def is_lost(self, error: BaseException) -> bool:
         """Whether this error has cost the CUDA context (a sticky error), so that only a new process helps.

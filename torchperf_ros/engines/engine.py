@@ -25,7 +25,7 @@ import torch
 from torchperf_ros.api.errors import ConfigError, TorchperfError
 from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs
 from torchperf_ros.engines.device import no_garbage_collection
-from torchperf_ros.engines.model_transforms import in_precision, matrix_precision, transform
+from torchperf_ros.engines.model_transforms import matrix_precision, transform
 from torchperf_ros.engines.parity import DynamicDims
 from torchperf_ros.settings.build_options import (
     GRAPH,
@@ -272,7 +272,11 @@ def finished(
         ConfigError: a graph is asked for on another device.
         CaptureFailed: this process has to end.
     """
-    call = in_precision(runner.call, "tf32", device) if options.precision == "tf32" else runner.call
+    call = (
+        matrix_precision("tf32", device)(runner.call)
+        if options.precision == "tf32" and device.type == "cuda"
+        else runner.call
+    )
     if not options.is_captured:
         return replace(runner, call=call)
     if device.type != "cuda":
@@ -348,7 +352,7 @@ def _compiled(tier: BuiltTier, options: BuildOptions) -> Call:
         from torch._inductor import config
 
         config.triton.cudagraph_skip_dynamic_graphs = True
-    name_torch_unquoted()
+    prepare_inductor(tier.device)
     if options.parts:
         paths = [path.strip() for path in options.parts.split(",")]
         return InParts(tier, paths, mode=mode, dynamic=dynamic)
@@ -379,11 +383,24 @@ def from_front(dynamic_dims: DynamicDims, example: Inputs) -> DynamicDims:
     return {i: {dim % rank[i]: span for dim, span in spans.items()} for i, spans in dynamic_dims.items()}
 
 
-def name_torch_unquoted() -> None:
-    """Have torch give linkers a path to itself without a space: in a checkout below a home that has one."""
-    from torch._inductor import cpp_builder
+def prepare_inductor(device: torch.device) -> None:
+    """Set torch's compiler up for this process: what it need not ask, nor make, and where torch lies.
+
+    By its own default it asks which vector instructions the C++ compiler has: a program and a new Python for
+    each of 6 to 11 answers, in each process. A model on CUDA uses none. A torch that runs AVX-512 itself has
+    what that takes. Its precompiled headers pay from the fifth package on and take 280 MB, below /tmp.
+
+    Linkers get a path to torch without a space, in a checkout below a home that has one.
+    """
+    from torch._inductor import config, cpp_builder
     from torch.utils import cpp_extension
 
+    if config.cpp.vec_isa_ok is None:  # else the user has chosen, by TORCHINDUCTOR_VEC_ISA_OK
+        config.cpp.vec_isa_ok = device.type == "cpu" and (
+            torch.backends.cpu.get_cpu_capability() == "AVX512" or None
+        )
+    if hasattr(config.aot_inductor, "precompile_headers"):
+        config.aot_inductor.precompile_headers = False
     cpp_extension.TORCH_LIB_PATH = unquoted_path(cpp_extension.TORCH_LIB_PATH)
     cpp_builder._LINKER_SCRIPT = unquoted_path(cpp_builder._LINKER_SCRIPT)
 

@@ -9,6 +9,7 @@ import functools
 import io
 import os
 import re
+import shutil
 import tempfile
 import warnings
 import zipfile
@@ -25,7 +26,7 @@ from torch.utils import _pytree as pytree
 
 from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs
 from torchperf_ros.engines.device import time_interleaved
-from torchperf_ros.engines.engine import EngineUnavailable, name_torch_unquoted
+from torchperf_ros.engines.engine import EngineUnavailable, prepare_inductor
 from torchperf_ros.engines.model_transforms import (
     int8_in_onnx,
     int8_in_package,
@@ -68,9 +69,14 @@ class Aoti(PackageEngine):
             return build_package(tier.model, tier.example, tier.dims, path)
         if why := tier.why_uncalibrated():
             raise EngineUnavailable(f"{INT8_STATIC}: {why}")
-        graph = export(tier.model, tier.example, tier.dims).module(check_guards=False)
-        quantised = quantise_static(graph, tier.calibration())
-        return build_package(quantised, tier.example, tier.dims, path, frozen_only=True)
+        program = export(tier.model, tier.example, tier.dims)
+        return build_package(
+            quantise_static(program.module(check_guards=False), tier.calibration()),
+            tier.example,
+            tier.dims,
+            path,
+            frozen_only=True,
+        )
 
     def in_int8(self, path: Path) -> Counter[str]:
         return int8_in_package(path)
@@ -92,26 +98,32 @@ def build_package(
     `frozen_only`: of int8_static Inductor makes int8 kernels where it packs weights, and nowhere else.
 
     Raises:
-        PackageError: what compiles for CUDA is not installed.
+        PackageError: there is no C++ compiler, or what compiles for CUDA is not installed.
         Exception: torch's error, which cannot export or compile the model.
     """
+    if not shutil.which(compiler := os.environ.get("CXX", "g++")):
+        raise PackageError(
+            f"packages cannot be built here: the C++ compiler {compiler} is not there; install g++, or set CXX"
+            " to one that is"
+        )
     if any(tensor.is_cuda for tensor in example):
         check_toolkit()
     device = next((tensor.device for tensor in example), torch.device("cpu"))
     calls: dict[str, Callable[[], Any]] = {}
     files: dict[str, Path] = {}
     errors: list[Exception] = []
-    name_torch_unquoted()
+    prepare_inductor(device)
     program = export(model, example, dynamic_dims)
     try:
         variants = {"frozen": (model, True)} if frozen_only else _variants(model, program, example, device)
         for name, (variant, frozen) in variants.items():
             file = files[name] = path.with_name(f"{path.stem}.{len(files)}.pt2")
             try:
-                exported = program if variant is model else export(variant, example, dynamic_dims)
                 with torch.no_grad():  # where gradients are recorded, Inductor freezes nothing, in silence
                     torch._inductor.aoti_compile_and_package(
-                        exported, package_path=str(file), inductor_configs={"freezing": frozen}
+                        program if variant is model else export(variant, example, dynamic_dims),
+                        package_path=str(file),
+                        inductor_configs={"freezing": frozen},
                     )
                 check_linked(file)
                 calls[name] = partial(load_package(file, device), *example)
@@ -121,13 +133,12 @@ def build_package(
             raise errors[0]
         with torch.inference_mode():
             found = time_interleaved(calls, device, seconds=_VARIANT_SECONDS, rounds=_ROUNDS)
-        times_ms = {name: timing.median_ms for name, timing in found.items()}
-        ranked = sorted(times_ms, key=lambda name: times_ms[name])
+        ranked = sorted(found, key=lambda name: found[name].median_ms)
         files[ranked[0]].rename(path)
     finally:
         for file in files.values():
             file.unlink(missing_ok=True)
-    return built_of(program, variants_ms={name: times_ms[name] for name in ranked})
+    return built_of(program, variants_ms={name: found[name].median_ms for name in ranked})
 
 
 def _variants(
@@ -137,16 +148,36 @@ def _variants(
 
     `frozen`: Inductor folds what follows from weights alone, batch normalisation too, and packs weights as
     the machine's kernels want them. With convolutions that pays, so that it is the memory format that is
-    open; without, packed weights may be slower for the few rows that a vehicle has, and `plain` is the
-    other one. A model without weights has nothing to freeze; of one that writes to its buffers, Inductor
-    would freeze what changes.
+    open, where Inductor does not choose channels last itself; without, packed weights may be slower for the
+    few rows that a vehicle has, and `plain` is the other one. A model without weights has nothing to freeze;
+    of one that writes to its buffers, Inductor would freeze what changes.
     """
     if not program.state_dict or "buffers" in written_to(program):
         return {"plain": (model, False)}
     images = transform(model, BuildOptions(channels_last=True), device, example)
     if images is model:
         return {"frozen": (model, True), "plain": (model, False)}
+    if lays_out_images(program, device):
+        return {"frozen": (model, True)}
     return {"frozen": (model, True), "frozen channels_last": (images, True)}
+
+
+def lays_out_images(program: torch.export.ExportedProgram, device: torch.device) -> bool:
+    """Whether Inductor runs these convolutions in channels last by its own rule.
+
+    See `GraphLowering.decide_layout_opt`. On the CPU it always does. On CUDA it does where sizes are fixed,
+    groups have one channel or all, and there are fewer than 300 operations for each convolution: of those
+    into which it takes these apart.
+    """
+    if device.type == "cpu":
+        return bool(torch.backends.mkldnn.is_available())
+    convolutions = [node for node in program.graph.nodes if str(node.target).startswith("aten.conv")]
+    sizes = ([each.meta["val"].shape for each in node.args[:2]] for node in convolutions)
+    return (
+        not program.range_constraints
+        and len(program.graph.nodes) < 100 * len(convolutions)
+        and all(weight[1] in (1, image[1]) for image, weight in sizes)
+    )
 
 
 def check_toolkit() -> None:
@@ -161,9 +192,9 @@ def check_toolkit() -> None:
     except OSError:  # no toolkit at all
         folders = []
     if not any(Path(folder, _CUDA_HEADER).is_file() for folder in folders):
-        where = ", ".join(folders) or "no toolkit was found"
         raise PackageError(
-            f"packages for CUDA cannot be built here: {_CUDA_HEADER} is missing ({where}); install a CUDA"
+            f"packages for CUDA cannot be built here: {_CUDA_HEADER} is missing"
+            f" ({', '.join(folders) or 'no toolkit was found'}); install a CUDA"
             " toolkit or set CUDA_HOME, or build them on a machine with the same card and torch"
         )
 
@@ -217,8 +248,6 @@ def _give_back_constants() -> None:
 _HINTS = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
 _FOR_CUDA = "onnxruntime-gpu"
 _CUDA_PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
-# of ONNX Runtime's log: it warns that an optimised file is for this machine, which the cache's key ensures
-_ERRORS_ONLY = 3
 _INT8 = "int8_dynamic"
 _TYPES: dict[str, tuple[torch.dtype, type]] = {
     "tensor(float)": (torch.float32, np.float32), "tensor(float16)": (torch.float16, np.float16),
@@ -334,7 +363,8 @@ def _onnx_session(
     settings = onnxruntime.SessionOptions()
     settings.intra_op_num_threads = torch.get_num_threads()
     settings.inter_op_num_threads = 1
-    settings.log_severity_level = _ERRORS_ONLY
+    # Errors only: it warns that an optimised file is for this machine, which the cache's key ensures.
+    settings.log_severity_level = 3
     # Its threads spin while a model runs, and not until the next frame, when others need the processor.
     settings.add_session_config_entry("session.force_spinning_stop", "1")
     if optimised is not None:

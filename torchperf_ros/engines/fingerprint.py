@@ -288,20 +288,16 @@ def _sources(roots: Iterable[str]) -> list[str]:
 
 def _file_of(name: str) -> Path | None:
     """The file of a module, without importing it or what it lies in."""
+    file, (package, _, own) = None, name.rpartition(".")
     if name in sys.modules:
         file = getattr(sys.modules[name], "__file__", None)
-        return Path(file) if file and Path(file).is_file() else None
-    package, _, own = name.rpartition(".")
-    if not package:
+    elif not package:
         with contextlib.suppress(ImportError, ValueError, AttributeError):
             file = getattr(importlib.util.find_spec(name), "origin", None)
-            return Path(file) if file and Path(file).is_file() else None
-        return None
-    within = _file_of(package)
-    if within is None or within.stem != "__init__":
-        return None
-    candidates = (within.parent / own / "__init__.py", within.parent / f"{own}.py")
-    return next((file for file in candidates if file.is_file()), None)
+    elif (within := _file_of(package)) and within.stem == "__init__":
+        candidates = (within.parent / own / "__init__.py", within.parent / f"{own}.py")
+        file = next((each for each in candidates if each.is_file()), None)
+    return Path(file) if file and Path(file).is_file() else None
 
 
 def _imports(source: bytes, package: str) -> Iterator[str]:

@@ -315,7 +315,9 @@ class _ChoiceBuild:
         for name, options in sorted(self._ways.items(), key=lambda way: way[1].is_captured):
             try:
                 if options.engine in ENGINES and not options.is_captured:
-                    packages[name] = self._package(options)
+                    identity = identity_of(self._identity, options.engine)
+                    stored = _PackageBuild(replace(work, options=options), identity).store()
+                    packages[name] = Package(Path(stored.package), identity.key, stored.manifest)
                 # Where there is a package, torch.compile makes the same kernels, for one process's life.
                 if options.engine == OF_PARTS and packages:
                     continue
@@ -333,11 +335,6 @@ class _ChoiceBuild:
             mib = work.job.get("cache_mib")
             raise ConfigError(f"the package of {choice.engine} is gone again: cache_mib {mib} is too small")
         return chosen
-
-    def _package(self, options: BuildOptions) -> Package:
-        identity = identity_of(self._identity, options.engine)
-        stored = _PackageBuild(replace(self._work, options=options), identity).store()
-        return Package(Path(stored.package), identity.key, stored.manifest)
 
     def _call(self, options: BuildOptions, package: Package | None) -> Call:
         """What runs a way; one that no build has checked is compared with eager.

@@ -84,8 +84,8 @@ class KeptState:
 
 
 def _buffers_of(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor | None]]:
-    found = module._buffers.items()  # with those that are None, which `named_buffers` leaves out
-    return ((name, buffer) for name, buffer in found if buffer is None or not is_lazy(buffer))
+    # With those that are None, which `named_buffers` leaves out.
+    return (each for each in module._buffers.items() if each[1] is None or not is_lazy(each[1]))
 
 
 def _attributes_of(module: torch.nn.Module) -> list[tuple[str, Any]]:
@@ -453,8 +453,7 @@ def _added(sums: list[Any], more: list[Any]) -> list[Any]:
 
 
 def _square(numbers: torch.Tensor) -> float:
-    finite = torch.nan_to_num(numbers, posinf=0.0, neginf=0.0)
-    return float((finite * finite).sum())
+    return float(torch.nan_to_num(numbers, posinf=0.0, neginf=0.0).square().sum())
 
 
 def _in_other_light(inputs: Inputs, seed: int) -> Inputs:

@@ -54,7 +54,8 @@ def make_private(folder: Path) -> None:
         os.mkdir(folder, 0o700)
     except FileNotFoundError:
         make_private(folder.parent)
-        make_private(folder)
+        with contextlib.suppress(FileExistsError):  # by another process meanwhile
+            os.mkdir(folder, 0o700)
     except FileExistsError:
         if not folder.is_dir():
             raise
