@@ -332,8 +332,9 @@ def leaves_lane(  # noqa: PLR0911 - one look after the other
     away = np.abs(turns - 0.25 * arc.bend * lane.length)
     most = largest(away)
     has_turned_back = float(away[-1]) < _NO_LONGER * most and most > 0.5 * _TURNED
-    has_turned_back |= dips(eighths, 0.125 * arc.bend * lane.length) > most_dip
-    if has_turned_back and leads_off_m(lane, arc) > _OFF_M:
+    if (has_turned_back or dips(eighths, 0.125 * arc.bend * lane.length) > most_dip) and (
+        leads_off_m(lane, arc) > _OFF_M
+    ):
         return Looks.CHANGE
     fewest, widest = float(turns[turns.argmin()]), float(turns[turns.argmax()])
     turns_now = 0.25 * arc.bend * lane.length
