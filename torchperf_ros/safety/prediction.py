@@ -490,7 +490,9 @@ def course_of(lane: Lane, arc: Arc, seen: Seen, shown: Shown = NOTHING_SHOWN, sp
     goes_on = is_along & as_the_plan & (looks >= Looks.BEND)  # as the plan does at its end
     strays = beyond & goes_on & (np.abs(on_lane.drift) > _STRAYS_LITTLE)
     along, joined, crosses = on_lane, beyond & ~goes_on, none
-    joined &= (off_arc > _SAME_COURSE) | (looks < Looks.BEND and abs(arc.bend) > _BENDS)
+    joined &= (off_arc > _SAME_COURSE) | (
+        (changes | ~as_we) & (looks < Looks.BEND and abs(arc.bend) > _BENDS)
+    )
     if np.count_nonzero(joined):
         on_joined = along_joined(lane, arc, seen, looks)
         leads, crosses = on_a_road(
