@@ -2,6 +2,8 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
 
 from benchmarks.rig.messages import (
     START_NS,
@@ -322,6 +324,29 @@ def test_given_something_that_stands_beyond_the_end_of_a_fast_plan_then_its_dist
     assert "behind an obstacle 0.2 s from now" in found.reason
     assert check(straight_plan(33.0), [Box(112.6, 0.0)], speed=33.0).check == ""
     assert check(straight_plan(33.0), [Box(112.3, 0.0)], speed=33.0).check == "distance"
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    speed=st.floats(8.0, 35.0),
+    slower=st.floats(0.0, 0.6),
+    steps_s=st.lists(st.floats(0.03, 1.0), min_size=1, max_size=12),
+    since_s=st.floats(0.0, 0.1),
+    share=st.floats(0.02, 0.95),
+)
+@example(30.0, 0.0, [0.4], 0.0, 0.1)
+@example(12.0, 0.0, [0.1] * 7, 0.06, 0.5)
+def test_given_a_short_plan_of_any_poses_when_something_beyond_its_end_is_too_close_to_stop_then_it_is_refused(
+    speed, slower, steps_s, since_s, share
+):
+    times_s = np.cumsum([0.0, *steps_s]) - since_s
+    lead = slower * speed
+    safe = rss_same_direction(np.array([speed]), np.array([lead]), np.array([0.21]), guard_options({}))[0]
+    beyond_m = safe - speed * times_s[-1]
+    assume(times_s[-1] >= 0.25 and beyond_m > 1.0)
+    at = 3.5 + 2.25 + safe - (1.0 - share) * beyond_m
+    plan = plan_bytes(times_s, speed * times_s, 0.0, 0.0)
+    assert check(plan, [Box(at, 0.0, velocity=(lead, 0.0))], speed=speed).check == "distance"
 
 
 def test_given_something_that_crosses_and_is_gone_or_follows_closely_then_it_is_no_lead():

@@ -564,3 +564,29 @@ def test_given_a_vehicle_beside_its_line_when_the_plan_returns_to_it_in_a_bend_t
     place = bent(speed * T, bend)[0] + 1j * fades * np.exp(1j * turned)
     lane = Lane(Track(T, place, turned - fades / speed), bend)
     assert leaves_lane(lane, Arc(lane, bend)) >= Looks.EITHER
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    bend=st.floats(-0.02, 0.02),
+    speed=st.floats(8.0, 25.0),
+    share=st.floats(0.3, 0.98),
+    left=st.floats(-2.0, 2.0),
+    aslant=st.floats(0.055, 0.11),
+    side=st.sampled_from([-1.0, 1.0]),
+    turned=st.floats(-3.0, 3.0),
+)
+def test_given_what_comes_in_a_plans_way_when_it_is_a_little_aslant_then_it_may_keep_to_that_way(
+    bend, speed, share, left, aslant, side, turned
+):
+    track = bend_track(bend, speed, 5.0, 10.0)
+    towards = -15.0
+    place = complex(np.interp(share * 3.0, T, track.place))
+    yaw = float(np.interp(share * 3.0, T, track.yaw)) + side * aslant
+    place += 1j * left * np.exp(1j * (yaw - side * aslant))
+    velocity = towards * np.exp(1j * yaw)
+    box = Box(place.real, place.imag, yaw, velocity=(velocity.real, velocity.imag))
+    start = np.exp(1j * turned)
+    moved = Track(T, track.place * start, track.yaw + turned)
+    found, *_ = course(moved, [box], 0.0, turned)
+    assert found.lane.all()

@@ -107,3 +107,47 @@ def test_given_a_planner_that_ends_in_an_overtaking_when_a_return_is_clear_then_
     # In bends the lane is known less well.
     most_m = plans.IN_LANE_M + (0.0 if not drive.road.bends.any() else 0.5)
     assert not found.at_end[2] or abs(found.left) <= most_m or not math.isnan(found.contact_s)
+
+
+# In a bend that begins or ends beside the change: what comes is in the way of the plan's end, and its direction differs
+# from the plan's there, or is that of the bend that we drive.
+IN_THE_WAY = (
+    (
+        ((-28.0, 0.0), (5.0, -0.00515), (43.0, -0.00516), (76.0, 0.0)),
+        (13.5, 0.77, 0.18, (-3.5, 9.5, 47.8)),
+        plans.Car(68.9, -3.7, -16.9, 9.5, 2.45),
+    ),
+    (
+        ((17.5, 0.0), (23.5, -0.0127), (175.5, -0.0127), (181.5, 0.0)),
+        (13.66, -0.97, 0.0, (3.5, -4.7, 44.5)),
+        plans.Car(31.4, 3.66, -15.7, 4.1, 2.5),
+    ),
+    (
+        ((-55.0, 0.0), (-4.0, -0.0121), (35.5, -0.0121), (86.0, 0.0)),
+        (11.8, 0.2, -0.05, (3.5, -21.0, 66.6)),
+        plans.Car(26.9, 3.75, -18.2, 4.1, 2.0),
+    ),
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    drawn=st.sampled_from(IN_THE_WAY),
+    mirrored=st.sampled_from([1.0, -1.0]),
+    turned=st.floats(-3.0, 3.0),
+    sooner_m=st.floats(-1.0, 1.0),
+    faster=st.floats(0.99, 1.01),
+)
+@example(IN_THE_WAY[0], 1.0, 0.7, 0.0, 1.0)
+@example(IN_THE_WAY[1], -1.0, 0.7, 0.0, 1.0)
+@example(IN_THE_WAY[2], 1.0, 0.7, 0.0, 1.0)
+def test_given_what_comes_in_the_way_of_a_plan_when_the_road_bends_beside_it_then_even_a_first_plan_is_refused(
+    drawn, mirrored, turned, sooner_m, faster
+):
+    bends, (speed, gains, left, (by_m, *from_over)), car = drawn
+    road = plans.Road(tuple((s, mirrored * bend) for s, bend in bends))
+    car = replace(car, s=car.s + sooner_m, left=mirrored * car.left, speed=faster * car.speed)
+    changes = ((mirrored * by_m, *from_over),)
+    scene = plans.Scene("head-on", road, speed, gains, mirrored * left, changes, (car,))
+    assert not math.isnan(plans.contact_s(scene, scene.horizon_s))
+    assert plans.refused(scene, turned)

@@ -459,8 +459,11 @@ def too_close_behind(
     """
     t_s, speeds, lane, along = ahead.track.t_s, ahead.speeds, ahead.lane, course.along
     stands = (seen.speeds < STANDS) & (not lane.both_ways)
-    in_way = roles.nearest_m < roles.near_m  # at some time
-    leads = (((course.is_along & (along.ahead > 0)) | stands) & in_way & ~roles.passes).nonzero()[0]
+    leads = (
+        ((course.is_along & (along.ahead > 0)) | stands)
+        & (roles.nearest_m < roles.near_m)  # in our way at some time
+        & ~roles.passes
+    ).nonzero()[0]
     if not len(leads):
         return None
     lost = speeds[:-1] - speeds[1:]
@@ -475,11 +478,13 @@ def too_close_behind(
     rear = along.s[leads] + speed * later - roles.reach_m[leads]
     gap = rear - (lane.own_s[:, None] + front)
     beside = np.abs(along.left[leads] + along.drift[leads] * moves * later) < roles.near_m[leads]
-    known = (rear <= lane.length) | (later <= response_s)
+    # A plan of few poses may have none until then; its first one that could brake counts in any case.
+    first_s = t_s.item(min(int(t_s.searchsorted(options.actuation_delay_ms / 1000)), len(t_s) - 1))
+    counts = (rear <= lane.length) | (later <= np.maximum(response_s, first_s))
     fastest = _fastest(speeds, lane.own_steps / (t_s[1:] - t_s[:-1]))
     safe = rss_same_direction(fastest[:, None], speed, response_s, options)
-    not_behind = gap > -0.5 * options.vehicle.length_m - roles.reach_m[leads]  # its middle is ahead of ours
-    counts = beside & not_behind & known & idle[:, None]
+    counts &= gap > -0.5 * options.vehicle.length_m - roles.reach_m[leads]  # its middle is ahead of ours
+    counts &= beside & idle[:, None]
     short = np.where(counts, gap - safe, math.inf)
     if short.min() >= 0.0:
         return None
@@ -520,8 +525,8 @@ def meets_head_on(
         )
         towards[along_road] |= (ahead_m_s < 0.0) & (seen.speeds[on_road] >= STANDS)
     else:
-        # A plan that keeps its lane says nothing of the road beyond its end.
-        towards &= (course.is_along & ~course.joined & ~course.strays)[which]
+        # A plan that keeps its lane says nothing of the road beyond its end, but for what may be in our own bend.
+        towards &= (course.is_along & ~(course.joined & ~course.arc) & ~course.strays)[which]
     if lane.length < _MOVES or not np.count_nonzero(towards):
         return nothing
     lasts_s = ahead.lasts_s

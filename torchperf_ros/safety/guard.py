@@ -386,8 +386,7 @@ class Guard:
             if one.check in mute and one is not failed
         ]
         shadow += [f"{check} is not checked: {why}" for check, why in of.unchecked.items() if check in mute]
-        ttc_s, needed = of.closeness[2:4]
-        return Checked(payload, verdict, check, value, limit, "; ".join(shadow), reason, ttc_s, needed)
+        return Checked(payload, verdict, check, value, limit, "; ".join(shadow), reason, *of.closeness[2:4])
 
     def _situation(self, now_ns: int, ros_now_ns: int, age_ms: float) -> _Situation:
         options, motion, sources = self._options, self._motion, tuple(self._sources)
@@ -426,7 +425,6 @@ class Guard:
         self, plan: bytes | None, situation: _Situation, stepped_ns: int
     ) -> tuple[TimedPath | None, _Judgement]:
         """The path in the ROS time of now, None where it cannot be followed at all, and what is wrong with it."""
-        options = self._options
         if plan is None:
             return None, _Judgement([], {})
         try:
@@ -435,7 +433,7 @@ class Guard:
             return None, _Judgement([Finding("finite", math.nan, math.nan, str(error))], {})
         if (finding := unreadable(path, situation.ros_now_ns, situation.motion)) is not None:
             return None, _Judgement([finding], {})
-        return path, self._judge(path, situation, options.act | options.shadow)
+        return path, self._judge(path, situation, self._options.act | self._options.shadow)
 
     def _judge(self, path: TimedPath, situation: _Situation, checks: frozenset[str]) -> _Judgement:
         options, motion = self._options, situation.motion
@@ -543,10 +541,6 @@ class Guard:
             return None, Finding("distance", math.nan, math.nan, text)
         return None, Finding("distance", finding.value, finding.limit, f"{text}: that {finding.text}")
 
-    def _leads_on(self, rung: _Rung, judged: _Judgement) -> bool:
-        """Whether an earlier plan ends beside the lane."""
-        return rung.verdict is GuardVerdict.REBASED and not self._ends_in_lane(judged)
-
     def _ends_in_lane(self, judged: _Judgement) -> bool:
         way = judged.lane
         return way is None or self._own_lane.aside_m(complex(way.own_place[-1])) <= IN_LANE_M
@@ -573,12 +567,14 @@ class Guard:
             stop = rung.verdict is GuardVerdict.STOP
             lenient = stop or (rung.begun and not judged.closeness.late)
             if judged.failed(rung.checks, unless_contact=lenient) is None:
-                in_way = judged.closeness.in_way and not (rung.returns and self._ends_in_lane(judged))
-                if leaves and not rung.last and (in_way or self._leads_on(rung, judged)):
+                goes_on = rung.verdict is GuardVerdict.REBASED
+                ends_in_lane = (rung.returns or goes_on) and self._ends_in_lane(judged)
+                in_way = judged.closeness.in_way and not (rung.returns and ends_in_lane)
+                if leaves and not rung.last and (in_way or (goes_on and not ends_in_lane)):
                     continue  # something comes there, or what was accepted once leaves the lane as well
                 self._published = None
-                if rung.returns and self._ends_in_lane(
-                    judged
+                if (
+                    rung.returns and ends_in_lane
                 ):  # as a whole: begun anew with each plan, it would never be over
                     self._way_out = (rung.path, situation.ros_now_ns - situation.now_ns)
                 if not stop:
@@ -629,7 +625,6 @@ class Guard:
         """
         options, now_ns, motion = self._options, situation.ros_now_ns, situation.motion
         on_path, hard, hardest = options.act - _BY_BRAKING, options.rss_brake, options.max_deceleration
-        still_plans = goes_on
         aside, brakes, stops = on_path - {"jump"}, GuardVerdict.BRAKE, GuardVerdict.STOP
         same = [] if path is None else [(by, self._braked(path, situation, by)) for by in (hard, hardest)]
         on_same = [
@@ -637,7 +632,7 @@ class Guard:
             for by, one in same
             if one
         ]
-        yield from () if leaves and still_plans else home
+        yield from () if leaves and goes_on else home
         yield from () if leaves else on_same
         yield from self._begun_way_out(situation) if leaves else ()
         valid = self._last_valid(situation)
@@ -739,7 +734,9 @@ class Guard:
         begun = self._begun_way_out(situation)
         # Back in the lane, a way out brakes so gently that it leads far beyond what is known of the lane.
         is_back = (
-            has_ended and any(rung.path.stops for rung in begun) and self._is_in_lane(motion, situation)
+            has_ended
+            and any(rung.path.stops for rung in begun)
+            and self._own_lane.aside_m(complex(*motion.after(situation.motion_age_s)[:2])) <= IN_LANE_M
         )
         if None in ends or not (ends[0] or is_back):
             return []
@@ -752,9 +749,6 @@ class Guard:
         ]
         home = [rung for _, rung in sorted(ways, key=lambda way: way[0])]
         return home + begun if is_back else begun + home
-
-    def _is_in_lane(self, motion: Motion, situation: _Situation) -> bool:
-        return self._own_lane.aside_m(complex(*motion.after(situation.motion_age_s)[:2])) <= IN_LANE_M
 
     def _is_in_way(self, motion: Motion, situation: _Situation) -> bool:
         """Whether something comes towards a vehicle that stands, in its way."""

@@ -82,7 +82,7 @@ class Lane:
         steps = self.place[1:] - self.place[:-1]
         # Parts far out, or back to where they began, may be of no length at all.
         lengths = np.maximum(np.abs(steps), _SAME_M)
-        self._lengths, self._units = lengths[:, None], (steps.conj() * (1.0 / lengths))[:, None]
+        self._lengths, self._units = lengths, steps.conj() * (1.0 / lengths)
 
     def _lead_on(self, own_s: Floats, driven: float | None) -> None:
         """Fill in what lies before and behind the track's own part.
@@ -107,10 +107,10 @@ class Lane:
             scale = way * _MOST_TURN / max(abs(bend) * _LONGEST_ARC_M, _MOST_TURN)
             np.multiply(_ARC_M, scale, out=outwards[row])
             np.multiply(outwards[row], 0.5 * bend or 1e-12, out=turned[row])
-        headings = np.array(((heading[first],), (heading[last],))) + turned
+        headings = heading[[first, last], None] + turned
         arcs = unit(headings)
         arcs *= outwards * (np.sin(turned) / turned)
-        arcs += np.array(((self.place[first],), (self.place[last],)))
+        arcs += self.place[[first, last], None]
         headings += turned
         self.s[1:first], self.s[last + 1 : -1] = outwards[0, ::-1], outwards[1] + self.length
         self.place[1:first], self.place[last + 1 : -1] = arcs[0, ::-1], arcs[1]
@@ -126,13 +126,13 @@ class Lane:
 
     def beside(self, places: Complex) -> tuple[Floats, Floats]:
         """Of points x + iy, shape [n]: distance along the lane, and distance to its left."""
-        off = (places - self.place[:-1, None]) * self._units
+        off = (places[:, None] - self.place[:-1]) * self._units
         ahead, left = off.real.copy(), off.imag.copy()  # side by side in memory: faster from here on
         along = np.minimum(np.maximum(ahead, 0.0), self._lengths)
         ahead -= along
-        nearest = (ahead * ahead + left * left).argmin(axis=0)
-        columns = np.arange(len(places))
-        return self.s[nearest] + along[nearest, columns], left[nearest, columns]
+        nearest = (ahead * ahead + left * left).argmin(axis=1)
+        at = nearest + np.arange(0, off.size, off.shape[1])
+        return self.s.take(nearest) + along.take(at), left.take(at)
 
     def place_at(self, s: Floats, left: Floats) -> tuple[Complex, Floats]:
         """The points x + iy at these distances along the lane and to its left, and its heading there."""

@@ -60,7 +60,7 @@ class Track(NamedTuple):
         Such a path is seen from where the vehicle was at its `header.stamp`, or, without one, is now. That
         stamp is as much before now as the ROS clock says, less its steps since.
         """
-        place = path.points[:, 0] + 1j * path.points[:, 1]
+        place = np.ascontiguousarray(path.points[:, :2]).view(np.complex128)[:, 0]
         # The heading of x, y, z, w as two complex numbers; see `yaw_of`.
         squares = np.square(path.turns.view(np.complex128))
         sines, cosines = squares.imag, squares.real
@@ -158,7 +158,7 @@ def unreadable(path: TimedPath, ros_now_ns: int, motion: Motion | None = None) -
         step_s = float(steps[at]) / NS_PER_S
         text = f"stamps pose {at + 1} {step_s:g} s after the one before; each has to be later"
         return Finding("stamps", step_s, 0, text)
-    off_s = float(np.abs(path.stamps_ns[[0, -1]] - ros_now_ns).max()) / NS_PER_S
+    off_s = float(max(abs(path.stamps_ns.item(end) - ros_now_ns) for end in (0, -1))) / NS_PER_S
     if off_s > _MOST_OFF_S:
         text = f"has a stamp {off_s:g} s from now; {_MOST_OFF_S:g} s are allowed"
         return Finding("stamps", off_s, _MOST_OFF_S, text)
@@ -231,7 +231,7 @@ def unit(angles: Floats) -> Complex:
 
 def largest(values: Floats) -> float:
     """0 of none; twice as fast as `max`."""
-    return float(values[values.argmax()]) if len(values) else 0.0
+    return values.item(values.argmax()) if len(values) else 0.0
 
 
 def _worst(check: str, values: Floats, limit: float, unit: str) -> Finding | None:

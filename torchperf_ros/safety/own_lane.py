@@ -34,6 +34,7 @@ _SAME_M, _UNSURE = (
 )  # as near the lane's next part is to the last one, and what is added for each m beyond
 _SURELY_M = 0.1  # a plan that leads no further aside is known to keep it
 _EIGHTHS = np.arange(9)
+_THREE = [0, 9, 8]  # of these and the middle: where a way begins, its middle and its end
 _NEW = 0.35  # of a plan that keeps the lane, beyond what is known of that
 _DRIVEN = 0.3  # of a lane, before it is taken anew
 _OTHER_M = 2.5  # further aside, the vehicle is in another lane
@@ -101,6 +102,7 @@ class OwnLane:
         self._surer: Lane | None = None
         self._guessed = False
         self._since_ns = 0
+        self._asked: tuple[Lane, Lane, Floats] | None = None
 
     def take(self, way: Lane, bend: float, now_ns: int, seen: Seen, *, goes_out: bool) -> None:
         """Note the way of a path, the bend in 1/m that the vehicle drives, and the cars around.
@@ -127,7 +129,7 @@ class OwnLane:
         driven = abs(complex(way.own_place[0] - lane.own_place[0])) > _DRIVEN * lane.length
         if not (driven or self._guessed):
             return
-        s, aside_m = lane.beside(way.own_place[[0, len(way.own_place) // 2, -1]])
+        s, aside_m = self._beside(lane, way)[:, _THREE]
         if s[0] >= lane.length + _BEYOND_M:
             # A vehicle that is beside it has to return to it: in the lane of others it begins no lane of ours.
             if not IN_LANE_M < largest(np.abs(aside_m)) < _ON_ROAD_M:
@@ -243,7 +245,7 @@ class OwnLane:
         Where that keeps to the lane, the lane is not ours: it is still the one that the vehicle drove in before.
         """
         if self._former is not None and self.lane is not None:
-            s, aside_m = self.lane.beside(way.own_place[[0, len(way.own_place) // 2, -1]])
+            aside_m = self._beside(self.lane, way)[1, _THREE]
             if largest(np.abs(aside_m)) <= _KEEPS_M:
                 self.lane, self._known, self._former = self._former, self._former, None
 
@@ -254,8 +256,16 @@ class OwnLane:
         """
         if self.lane is None:
             return leaves_lane(way, Arc(way, bend)) < Looks.BEND
-        s, aside_m = self.lane.beside(way.own_place[[0, len(way.own_place) // 2, -1]])
+        s, aside_m = self._beside(self.lane, way)[:, _THREE]
         return largest(np.abs(aside_m[s <= max(self.lane.length + _BEYOND_M, s[0])])) > _KEEPS_M
+
+    def _beside(self, lane: Lane, way: Lane) -> Floats:
+        """How far along a lane and beside it a way's eighths and its middle pose are; asked for again, as before."""
+        if self._asked is None or self._asked[0] is not lane or self._asked[1] is not way:
+            last = len(way.own_place) - 1
+            at = np.append(_EIGHTHS * last // 8, (last + 1) // 2)
+            self._asked = lane, way, np.stack(lane.beside(way.own_place[at]))
+        return self._asked[2]
 
     def aside_m(self, place: complex) -> float:
         """How far a place is beside the lane; 0 where none is known."""
@@ -274,7 +284,7 @@ class OwnLane:
         lane = self._known
         if lane is None or way.backward or way.both_ways:
             return NOTHING_SHOWN
-        s, left = lane.beside(way.own_place[_EIGHTHS * (len(way.own_place) - 1) // 8])
+        s, left = self._beside(lane, way)[:, :-1]
         aside_m = np.abs(left)
         is_known = s <= lane.length
         known_m = aside_m * is_known

@@ -57,6 +57,7 @@ _MUCH_TURN = 0.45
 # between them may differ.
 _MOST_APART, _ROW_M, _UNEVEN, _AS_FAST = 0.8, 0.5, 0.1, 0.2
 _MOST_ROUND = 2.2  # rad; what is further round the bend that we drive is on another part of the road
+_LITTLE_ASLANT = 0.12  # rad to the plan's way; so is what comes in it, where the road bends beside a change
 _ASLANT = 0.25  # rad; in a change of lanes our own direction is aslant by less, on a straight road, too
 _LEAST_AHEAD_M = 5.0  # nearer, the direction of what comes says nothing of the road between
 _EASES = 0.85  # likewise: less than this is no bend that goes on
@@ -332,8 +333,9 @@ def leaves_lane(  # noqa: PLR0911 - one look after the other
     away = np.abs(turns - 0.25 * arc.bend * lane.length)
     most = largest(away)
     has_turned_back = float(away[-1]) < _NO_LONGER * most and most > 0.5 * _TURNED
-    has_turned_back |= dips(eighths, 0.125 * arc.bend * lane.length) > most_dip
-    if has_turned_back and leads_off_m(lane, arc) > _OFF_M:
+    if (has_turned_back or dips(eighths, 0.125 * arc.bend * lane.length) > most_dip) and (
+        leads_off_m(lane, arc) > _OFF_M
+    ):
         return Looks.CHANGE
     fewest, widest = float(turns[turns.argmin()]), float(turns[turns.argmax()])
     turns_now = 0.25 * arc.bend * lane.length
@@ -469,8 +471,9 @@ def course_of(lane: Lane, arc: Arc, seen: Seen, shown: Shown = NOTHING_SHOWN, sp
     none = np.zeros(len(moves), np.bool_)
     on_arc = along_arc(arc, seen)
     if lane.both_ways:
-        still = np.zeros(len(moves))
-        return Course(on_lane, on_arc, still, none, none, none, ~none, none, none, none, False)
+        return Course(
+            on_lane, on_arc, np.zeros(len(moves)), none, none, none, ~none, none, none, none, False
+        )
     looks = _looks_of(lane, arc, on_lane, seen, shown)
     if looks >= Looks.BEND and abs(arc.bend) > _BENDS:
         on_lane = on_lane._replace(drift=drift_beside(on_lane, arc.bend))
@@ -486,12 +489,19 @@ def course_of(lane: Lane, arc: Arc, seen: Seen, shown: Shown = NOTHING_SHOWN, sp
     as_the_plan = (off_lane <= 2.0 * _SAME_COURSE) | (np.abs(on_lane.drift) <= _DRIFTS)
     goes_on = is_along & as_the_plan & (looks >= Looks.BEND)  # as the plan does at its end
     strays = beyond & goes_on & (np.abs(on_lane.drift) > _STRAYS_LITTLE)
-    travel = complex(lane.own_unit[-1]) * (-1.0 if lane.backward else 1.0)
     along, joined, crosses = on_lane, beyond & ~goes_on, none
-    joined &= (off_arc > _SAME_COURSE) | (changes and abs(arc.bend) > _BENDS)
+    joined &= (off_arc > _SAME_COURSE) | (
+        (changes | ~as_we) & (looks < Looks.BEND and abs(arc.bend) > _BENDS)
+    )
     if np.count_nonzero(joined):
         on_joined = along_joined(lane, arc, seen, looks)
-        leads, crosses = on_a_road(on_joined, lane, travel, _MOST_ROUND if changes else _MOST_TURN, speed)
+        leads, crosses = on_a_road(
+            on_joined,
+            lane,
+            complex(lane.own_unit[-1]) * (-1.0 if lane.backward else 1.0),
+            _MOST_ROUND if changes else _MOST_TURN,
+            speed,
+        )
         joined &= leads
         comes = (is_along & (~beyond | goes_on) | joined) & (on_lane.ahead < 0.0)
         crosses = in_no_row(seen, on_joined.s, comes, crosses & joined)
@@ -514,6 +524,8 @@ def course_of(lane: Lane, arc: Arc, seen: Seen, shown: Shown = NOTHING_SHOWN, sp
         by_lane, by_arc = joined, none
     by_lane |= joined
     straight = ~(by_lane | by_arc) | crosses
+    # What comes where the plan leads is in no lane beside it: if it is little aslant, it may keep to the plan's way.
+    by_lane |= keeps_lane & ~as_we & (np.abs(on_lane.left) < _BESIDE_M) & (off_lane < _LITTLE_ASLANT)
     bends = np.full(len(moves), arc.bend)
     course = Course(
         along, on_arc, bends, none, by_lane, by_arc, straight, joined, strays, is_along, changes
