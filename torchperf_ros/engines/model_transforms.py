@@ -12,7 +12,7 @@ import re
 import warnings
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -112,11 +112,6 @@ def matrix_precision(precision: str, device: torch.device) -> Iterator[None]:
         yield
     finally:
         products.allow_tf32, convolutions.allow_tf32 = before
-
-
-def in_precision(call: Callable[..., Any], precision: str, device: torch.device) -> Callable[..., Any]:
-    """The call inside of `matrix_precision`; on the CPU the very same, whose time nothing adds to."""
-    return matrix_precision(precision, device)(call) if device.type == "cuda" else call
 
 
 def _convert(

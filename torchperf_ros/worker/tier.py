@@ -265,7 +265,7 @@ class Tier:
 
         The engine's own, for the usual ones.
         """
-        with self._device.timed() as timed:
+        with self._device.timed as timed:
             inputs = self._device.to_device(inputs)
             outputs = (call or self.call_for(inputs))(*inputs)
             if self._is_lazy:
