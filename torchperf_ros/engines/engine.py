@@ -118,14 +118,20 @@ class CaptureRecord:
         return list(self._folder.glob(f"{self._key}.*{CAPTURING}"))
 
 
-class _Kept(SeesOperations):
+class _ReadTensors(SeesOperations):
     """Notes which tensors of a run are there when it is over: weights, and tables that the model keeps."""
 
     def __init__(self) -> None:
         super().__init__()
         self.seen = list[weakref.ref[torch.Tensor]]()
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN204
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: object,
+        args: Any = (),  # noqa: ANN401
+        kwargs: Any = None,  # noqa: ANN401
+    ) -> Any:  # noqa: ANN401
         outputs = func(*args, **(kwargs or {}))
         leaves = pytree.tree_leaves((args, kwargs, outputs))
         self.seen += [weakref.ref(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]
@@ -204,7 +210,7 @@ def _capture(
     inputs: Inputs,
     pool: Any,  # noqa: ANN401
 ) -> tuple[torch.cuda.CUDAGraph, Any, list[torch.Tensor]]:
-    device, kept = inputs[0].device, _Kept()
+    device, kept = inputs[0].device, _ReadTensors()
     caller, side = torch.cuda.current_stream(device), torch.cuda.Stream(device)
     side.wait_stream(caller)
     with torch.cuda.stream(side):
