@@ -48,7 +48,8 @@ def test_given_a_gpu_that_is_gone_when_the_next_worker_chooses_then_it_neither_t
 
 def test_given_errors_when_asked_then_those_that_the_allocator_counted_are_for_want_of_memory(monkeypatch):
     device, refused = Device(torch.device("cpu"), threads=1), iter([1, 1, 2])
-    monkeypatch.setattr(device, "_refused", lambda: next(refused))
+    device.is_cuda = True
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda _: {"num_ooms": next(refused)})
     errors = [
         RuntimeError("run_func_(...) API call failed"),
         RuntimeError("shapes"),
@@ -61,13 +62,13 @@ def test_given_the_cpu_when_used_then_nothing_is_copied_and_time_is_the_clocks()
     device = Device(torch.device("cpu"), threads=1)
     inputs = (torch.zeros(2),)
     assert device.to_device(inputs) is inputs
-    with device.timed() as timed:
+    with device.timed as timed:
         time.sleep(0.002)
     assert timed.took_ns >= 2_000_000
     assert timed.waited_ns == 0
     took_ns = []
     for _ in range(20):  # another process may have the processor in between
-        with device.timed() as again:
+        with device.timed as again:
             pass
         took_ns.append(again.took_ns)
     assert 0 <= min(took_ns) < 2_000_000
@@ -156,7 +157,7 @@ def test_given_kernels_when_timed_then_the_time_is_theirs_and_not_that_of_launch
     torch.cuda.synchronize()
     times_ns = []
     for repeats in (1, 50):
-        with cuda.timed() as timed:
+        with cuda.timed as timed:
             for _ in range(repeats):
                 a @ a
         times_ns.append(timed.took_ns)
@@ -168,7 +169,7 @@ def test_given_what_follows_the_model_when_stopped_before_it_then_it_is_waited_f
     a = torch.randn(4096, 4096, device="cuda")
     a @ a
     torch.cuda.synchronize()
-    with cuda.timed() as timed:
+    with cuda.timed as timed:
         a @ a
         timed.stop()
         for _ in range(50):
@@ -207,7 +208,7 @@ def test_given_a_device_side_assert_when_asked_then_the_device_is_lost():
         from torchperf_ros.engines.device import Device
         device = Device(torch.device("cuda", 0), 1)
         try:
-            with device.timed():
+            with device.timed:
                 torch.zeros(2, device="cuda")[torch.tensor([7], device="cuda")]
         except RuntimeError as error:
             print("lost" if device.is_lost(error) else "not lost")

@@ -125,6 +125,13 @@ def test_given_a_table_that_changes_no_answer_when_asked_then_it_stays_and_is_no
     assert model.kept is not None
 
 
+def test_given_a_count_that_is_an_output_by_itself_when_asked_then_the_answer_depends_on_it():
+    model = Keeping(0, lambda m, x: setattr(m, "kept", m.kept + 1) or 0.0)
+    kept, counting = KeptState(model), lambda x: (model(x), model.kept)
+    counting(FIRST)
+    assert depends_on_state(counting, kept, (FIRST,), counting(FIRST)) == ["kept"]
+
+
 @pytest.mark.parametrize("kind", ["script", "lazy", "sparse"])
 def test_given_a_module_of_another_kind_when_kept_then_its_buffers_are_restored_and_nothing_is_broken(kind):
     if kind == "lazy":

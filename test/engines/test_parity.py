@@ -150,6 +150,9 @@ def test_given_numbers_beyond_the_limit_when_the_answers_are_the_same_then_the_e
     assert parity.relative_l2 == pytest.approx(0.08)
     assert parity.score == 1.0
     assert by_sign(lambda x: x.clone()).score is None  # numbers were enough
+    # A worker that starts in a reduced precision compares less otherwise.
+    scoring, again = Scoring(same_sign, lambda: ANSWERED), torch.clone
+    assert check_engine(again, again, ANSWERED[0], {}, "fp16", briefly=True, scoring=scoring).score == 1.0
 
 
 def test_given_numbers_beyond_the_limit_when_one_answer_differs_then_both_figures_are_named():

@@ -102,12 +102,14 @@ def test_given_an_adapter_when_compiled_then_progress_and_a_row_for_each_tier_ar
         built("full"),
         tier("fast", 2),
         built("fast", new=False),
+        built("least") | {"package": "", "manifest": None, "engine": "graph"},
         {"kind": "done"},
     ]
-    result = compiled("--tiers", "full,fast")
+    result = compiled("--tiers", "full,fast,least")
     assert result.exit_code == 0, result.output
-    assert "adapter: compiling full (1 of 2)" in result.stdout
-    assert "adapter: compiling fast (2 of 2)" in result.stdout
+    assert "adapter: compiling full (1 of 3)" in result.stdout
+    assert "adapter: compiling fast (2 of 3)" in result.stdout
+    assert "adapter least graph " in " ".join(result.stdout.split())
     row, again = (line for line in result.stdout.splitlines() if "12.5 s" in line)
     assert "full01234567" in row
     assert "1.00 / 3.00" in row  # the example's shape, not the first

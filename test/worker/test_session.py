@@ -569,7 +569,7 @@ def test_given_a_tier_without_the_memory_when_asked_then_the_next_lower_one_answ
         assert (response.outcome, response.tier) == (Outcome.ON_TIME, tier)
         assert text_of(payload).startswith(answer)
     emptied = []
-    monkeypatch.setattr(node.prepared.device, "empty_cache", lambda: emptied.append(1))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
     response, payload = node.ask(1, 1000.0)
     assert response.outcome == Outcome.ERROR
     assert b"OutOfMemoryError: CUDA out of memory" in payload

@@ -16,6 +16,7 @@ from torchperf_ros.stage import practice
 from torchperf_ros.workers import worker_pool as pool_module
 from torchperf_ros.workers import worker_process
 from torchperf_ros.workers.fork_server import ForkServer, start_base
+from torchperf_ros.workers.package_cache import open_cache
 
 from ..stage.conftest import wait_until
 
@@ -203,12 +204,20 @@ def test_given_a_model_that_cannot_be_captured_when_started_then_the_next_runs_w
 ):
     setups, start = [], pool_module.WorkerProcess
     monkeypatch.setattr(pool_module, "WorkerProcess", lambda *how: (setups.append(how[1]), start(*how))[1])
-    stage = start_own_stage(adapter="Uncapturable", backup="none", compile_mode="reduce-overhead")
+    stage = start_own_stage(
+        adapter="Uncapturable", backup="none", compile_mode="reduce-overhead", forgiving=False
+    )
     assert stage.ask().outcome is Outcome.ON_TIME
+    assert not any(severity == "error" for severity, _ in stage.logs)  # each may be another tier's
     (told,) = [text for severity, text in stage.logs if "without CUDA graphs" in text]
     assert "it cannot be captured; the next worker runs without CUDA graphs" in told
-    assert stage.actor.pool.restarts == 1
-    assert [setup.device_before for setup in setups] == ["", "cpu"]
+    assert stage.actor.pool.restarts == 4
+    assert [setup.device_before for setup in setups] == ["", *["cpu"] * 4]
+    begun = open_cache(setups[0].cache_dir, 0).folder / f"key.{stage.pids[0]}.capturing"
+    begun.parent.mkdir(parents=True, exist_ok=True)
+    begun.touch()
+    stage.actor.stop()  # which is no death of a capture
+    assert not begun.exists()
 
 
 # -- how processes end, and what the pool makes of it

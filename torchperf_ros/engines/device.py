@@ -145,6 +145,7 @@ class Device:
 
     Attributes:
         device, is_cuda: which, and whether it is a CUDA device.
+        timed: times a block: one for all blocks of this device, so that a frame makes no events.
         graph_bytes: memory that captured graphs hold, which the allocator takes for free.
     """
 
@@ -168,7 +169,7 @@ class Device:
             _, first = torch.cuda.Stream.priority_range()  # type: ignore[call-arg] # it is static
             torch.cuda.set_stream(torch.cuda.Stream(device, priority=max(first, stream_priority)))
             self._shares_memory = bool(torch.cuda.get_device_properties(device).is_integrated)
-        self._timed = Timed(is_cuda=self.is_cuda)
+        self.timed = Timed(is_cuda=self.is_cuda)
 
     def part_threads(self) -> None:
         """Where the model has as many threads as there are CPUs, keep the others off the calling one's.
@@ -199,14 +200,6 @@ class Device:
         return (
             tuple(each.to(self.device, non_blocking=True) for each in tensors) if self.is_cuda else tensors
         )
-
-    def timed(self) -> Timed:
-        """What times a block: one for all blocks of this device, so that a frame makes no events."""
-        return self._timed
-
-    def empty_cache(self) -> None:
-        if self.is_cuda:
-            torch.cuda.empty_cache()
 
     def memory_bytes(self) -> dict[str, int]:
         """Device memory, without waiting for the device.
@@ -239,9 +232,8 @@ class Device:
 
         Inside of a package it arrives as a plain `RuntimeError`, whose text does not mention memory.
         """
-        before = self._ooms
         statistics = torch.cuda.memory_stats(self.device) if self.is_cuda else {}
-        self._ooms = int(statistics.get("num_ooms", 0))
+        before, self._ooms = self._ooms, int(statistics.get("num_ooms", 0))
         return isinstance(error, torch.OutOfMemoryError) or self._ooms > before
 
     def is_lost(self, error: BaseException) -> bool:
@@ -399,15 +391,15 @@ def _synchronise(device: torch.device) -> Call:
 
 
 @contextmanager
-def no_garbage_collection() -> Iterator[None]:
-    """Collect now, and not again before the end of the block.
+def no_garbage_collection(*, collects: bool = True) -> Iterator[None]:
+    """Collect now, or only what is youngest, and not again before the end of the block.
 
     The block of a caller counts for those within it.
     """
     if not gc.isenabled():
         yield
         return
-    gc.collect()
+    gc.collect(2 if collects else 0)
     gc.disable()
     try:
         yield

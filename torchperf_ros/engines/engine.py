@@ -12,6 +12,7 @@ identity: the next process does not try again.
 import os
 import time
 import traceback
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -21,11 +22,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import psutil
 import torch
+from torch.utils import _pytree as pytree
 
 from torchperf_ros.api.errors import ConfigError, TorchperfError
 from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs
 from torchperf_ros.engines.device import no_garbage_collection
 from torchperf_ros.engines.model_transforms import matrix_precision, transform
+from torchperf_ros.engines.outputs import SeesOperations, holds_lazy, layout_of, leaves_in
 from torchperf_ros.engines.parity import DynamicDims
 from torchperf_ros.settings.build_options import (
     GRAPH,
@@ -64,18 +67,22 @@ class CaptureFailed(TorchperfError):
     is_known = False
 
 
+# It is there where torch has been built for CUDA.
+_driver_version: Callable[[], int] = getattr(torch._C, "_cuda_getDriverVersion", int)
+
+
 class CaptureRecord:
     """What is known of capturing one model, on disk beside the packages."""
 
     def __init__(self, cache: PackageCache, identity: Identity) -> None:
-        """Take the cache and what the model, as it is captured, is kept under."""
-        self._folder, self._key = cache.folder, identity.key
+        """Take the cache and what the model, as it is captured, is kept under, with the driver's version."""
+        self._folder, self._key = cache.folder, f"{identity.key}-{_driver_version()}"
         self._failed = self._folder / f"{self._key}{CAPTURE_FAILED}"
 
     def why_not(self) -> str:
         """Why it cannot be captured, as an earlier process has found out; empty: nothing is known."""
         with suppress(OSError):
-            return self._failed.read_text(encoding="utf-8")
+            return self._failed.read_text(encoding="utf-8", errors="replace")
         deaths = [path for path in self._begun() if not psutil.pid_exists(int(path.name.split(".")[1]))]
         return (
             f"{len(deaths)} processes have died while they captured it"
@@ -100,14 +107,35 @@ class CaptureRecord:
                     error.is_known = True
             raise
         else:
-            for path in self._begun():
-                path.unlink(missing_ok=True)
+            with suppress(OSError):  # what a process of somebody else has left
+                for path in self._begun():
+                    path.unlink()
         finally:
             with suppress(OSError):
                 begun.unlink()
 
     def _begun(self) -> list[Path]:
         return list(self._folder.glob(f"{self._key}.*{CAPTURING}"))
+
+
+class _ReadTensors(SeesOperations):
+    """Notes which tensors of a run are there when it is over: weights, and tables that the model keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = list[weakref.ref[torch.Tensor]]()
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: object,
+        args: Any = (),  # noqa: ANN401
+        kwargs: Any = None,  # noqa: ANN401
+    ) -> Any:  # noqa: ANN401
+        outputs = func(*args, **(kwargs or {}))
+        leaves = pytree.tree_leaves((args, kwargs, outputs))
+        self.seen += [weakref.ref(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        return outputs
 
 
 class GraphReplay:
@@ -125,9 +153,11 @@ class GraphReplay:
 
         The `record` keeps how that went.
         """
-        self._call = call  # kept, as a graph holds only addresses of its weights and kernels
+        self._call = call
         self._record = record
-        self._replays: dict[object, tuple[Inputs, Callable[[], object], Any]] = {}
+        # With each graph the tensors that it reads, of which it holds only addresses: a model may give up a
+        # table as soon as it makes one for another size.
+        self._replays: dict[object, tuple[Inputs, Callable[[], object], Any, list[torch.Tensor]]] = {}
         self._pool: Any = None
         self.capture(example)
 
@@ -138,31 +168,33 @@ class GraphReplay:
 
         Raises:
             CaptureFailed: this process has to end.
+            EngineUnavailable: what it gives beside tensors is another at each call.
         """
         key = _key(inputs)
         if key in self._replays:
             return
         kept = tuple(tensor.clone() for tensor in inputs)
         with self._record.trying() if self._record else nullcontext():
-            graph, outputs = _capture(self._call, kept, self._pool)
+            graph, outputs, reads = _capture(self._call, kept, self._pool)
         self._pool = graph.pool()
-        self._replays[key] = kept, graph.replay, outputs
+        self._replays[key] = kept, graph.replay, outputs, reads
 
     def memory_bytes(self) -> int:
         """Device memory that the graphs hold for what they compute between inputs and outputs.
 
         The allocator counts it as free, but gives it to no other tensor.
         """
-        segments = [
-            each for each in torch.cuda.memory_snapshot() if each.get("segment_pool_id") == self._pool
-        ]
-        return sum(each["total_size"] - each["allocated_size"] for each in segments)
+        return sum(
+            segment["total_size"] - segment["allocated_size"]
+            for segment in torch.cuda.memory_snapshot()
+            if segment.get("segment_pool_id") == self._pool
+        )
 
     def __call__(self, *inputs: torch.Tensor) -> Any:  # noqa: ANN401 - a model may return anything
         captured = self._replays.get(_key(inputs))
         if captured is None:
             return self._call(*inputs)
-        kept, replay, outputs = captured
+        kept, replay, outputs, _ = captured
         for own, given in zip(kept, inputs, strict=True):
             own.copy_(given, non_blocking=True)
         replay()
@@ -173,20 +205,27 @@ def _key(inputs: Inputs) -> object:
     return tuple([(tensor.shape, tensor.dtype) for tensor in inputs])
 
 
-def _capture(call: Call, inputs: Inputs, pool: Any) -> tuple[torch.cuda.CUDAGraph, Any]:  # noqa: ANN401
-    device = inputs[0].device
+def _capture(
+    call: Call,
+    inputs: Inputs,
+    pool: Any,  # noqa: ANN401
+) -> tuple[torch.cuda.CUDAGraph, Any, list[torch.Tensor]]:
+    device, kept = inputs[0].device, _ReadTensors()
     caller, side = torch.cuda.current_stream(device), torch.cuda.Stream(device)
     side.wait_stream(caller)
     with torch.cuda.stream(side):
-        for _ in range(_CAPTURE_WARM_UP_RUNS):
+        for _ in range(_CAPTURE_WARM_UP_RUNS - 1):
             call(*inputs)
+        # The last one: a part that the user has compiled would be compiled anew while one looks on.
+        with kept:
+            plain = _plain_values(call(*inputs))
     caller.wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     try:
         # what the collector frees may call the driver, which ends a capture; so may other threads, hence
         # the mode
         with (
-            no_garbage_collection(),
+            no_garbage_collection(collects=False),
             torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"),
         ):
             outputs = call(*inputs)
@@ -194,7 +233,15 @@ def _capture(call: Call, inputs: Inputs, pool: Any) -> tuple[torch.cuda.CUDAGrap
         torch.cuda.set_stream(caller)
         text = f"{type(error).__name__}: {error}".splitlines()[0]
         raise CaptureFailed(f"it cannot be captured as a CUDA graph: {_place(error)}{text}") from error
-    return graph, outputs
+    if holds_lazy(outputs) or _plain_values(outputs) != plain:
+        raise EngineUnavailable(
+            "no CUDA graph: its outputs hold a generator, or a plain value that is another at each call"
+        )
+    return graph, outputs, [tensor for seen in kept.seen if (tensor := seen()) is not None]
+
+
+def _plain_values(outputs: Any) -> tuple[str, list[Any]]:  # noqa: ANN401 - a model may return anything
+    return layout_of(outputs), [leaf for leaf in leaves_in(outputs) if isinstance(leaf, (float, complex))]
 
 
 def _place(error: Exception) -> str:
@@ -273,15 +320,16 @@ def finished(
         CaptureFailed: this process has to end.
     """
     call = (
-        matrix_precision("tf32", device)(runner.call)
-        if options.precision == "tf32" and device.type == "cuda"
-        else runner.call
+        runner.call
+        if options.precision != "tf32" or device.type != "cuda"
+        else matrix_precision("tf32", device)(runner.call)
     )
     if not options.is_captured:
         return replace(runner, call=call)
     if device.type != "cuda":
-        what = "compile_mode: reduce-overhead" if options.cuda_graphs else f"engine: {options.engine}"
-        raise ConfigError(f"parameter {what} makes CUDA graphs; the device here is {device}")
+        raise ConfigError(
+            f"parameter compile_mode: reduce-overhead makes CUDA graphs; the device here is {device}"
+        )
     captured = GraphReplay(call, example, record)
     return replace(runner, call=captured, captured=captured)
 
@@ -305,9 +353,7 @@ class CapturedEager(Eager):
     name = GRAPH
 
     def why_not(self, options: BuildOptions, dynamic_dims: DynamicDims, device: torch.device) -> str:
-        if device.type != "cuda":
-            return f"engine {GRAPH} runs on cuda; the device here is {device}"
-        return ""
+        return "" if device.type == "cuda" else f"engine {GRAPH} runs on cuda; the device here is {device}"
 
 
 class Compile(Engine):
@@ -319,9 +365,11 @@ class Compile(Engine):
     name = "compile"
 
     def why_not(self, options: BuildOptions, dynamic_dims: DynamicDims, device: torch.device) -> str:
-        if options.precision != INT8_STATIC:
-            return ""
-        return f"engine {self.name} has no precision {INT8_STATIC}; {STATIC_ENGINE} has"
+        return (
+            f"engine {self.name} has no precision {INT8_STATIC}; {STATIC_ENGINE} has"
+            if options.precision == INT8_STATIC
+            else ""
+        )
 
     def prepare(self, tier: BuiltTier, options: BuildOptions) -> Runner:
         """Compile, and call it once for every kind of size, so that nothing is left to compile.

@@ -160,15 +160,18 @@ class _Values(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class _Sizes(TorchDispatchMode):
-    """Notes operations whose results have as many elements as their inputs' values say: masks, `nonzero`."""
-
-    found = False
+class SeesOperations(TorchDispatchMode):
+    """A mode without the compiler: to keep that away, torch would import it, 73 MiB and a second."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Torch would import the compiler to keep it away from this: 73 MiB and a second in each worker."""
         return False
+
+
+class _Sizes(SeesOperations):
+    """Notes operations whose results have as many elements as their inputs' values say: masks, `nonzero`."""
+
+    found = False
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN204
         self.found |= torch.Tag.dynamic_output_shape in func.tags

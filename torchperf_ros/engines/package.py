@@ -29,6 +29,7 @@ from torchperf_ros.engines.parity import DynamicDims, Parity, random_inputs, sam
 from torchperf_ros.settings.build_options import GRAPH, GRAPH_MODE, OF_PARTS, BuildOptions
 from torchperf_ros.workers.package_cache import find_package
 from torchperf_ros.workers.package_manifest import (
+    EAGER,
     EngineChoice,
     Identity,
     Manifest,
@@ -184,7 +185,7 @@ def make_runner(tier: BuiltTier, options: BuildOptions, record: CaptureRecord | 
 
 
 def ways_of(tier: BuiltTier, options: BuildOptions) -> tuple[dict[str, BuildOptions], Identity]:
-    """The ways beside eager to run a model here, by name, and what a choice between them is kept under.
+    """The ways to run a model here, by name, eager first, and what a choice between them is kept under.
 
     On CUDA each of them is also captured as a graph, eager among them. It depends on a stage's `shapes` and `batch`
     whether a graph of eager can be used where sizes vary, which is for who loads the choice.
@@ -192,20 +193,22 @@ def ways_of(tier: BuiltTier, options: BuildOptions) -> tuple[dict[str, BuildOpti
     is_cuda = tier.device.type == "cuda"
     plain = replace(options, cuda_graphs=False) if is_cuda else options
     packages = {name: plain.with_engine(name) for name in ENGINES}
-    ways = {name: each for name, each in packages.items() if _can(each, tier)}
-    library = ", ".join(ENGINES[name].version or name for name in ways)
+    if is_cuda:
+        packages |= {f"{name} cuda_graphs": replace(packages[name], cuda_graphs=True) for name in ENGINES}
+    ways = {EAGER: plain.with_engine(EAGER)} | {
+        name: each
+        for name, each in packages.items()
+        if not ENGINES[each.engine].why_not(each, tier.dims, tier.device)
+    }
+    library = ", ".join(engine.version or name for name, engine in ENGINES.items() if name in ways)
     if is_cuda:
         library += ", graphs of all sizes"
-        captured = {f"{name} cuda_graphs": replace(each, cuda_graphs=True) for name, each in ways.items()}
-        ways |= {name: each for name, each in captured.items() if _can(each, tier)}
-        ways[GRAPH] = plain.with_engine(GRAPH)
+        # Tensor cores take convolutions with channels last; others would be laid out anew for each.
+        images = plain.channels_last or plain.precision in {"bf16", "fp16"}
+        ways[GRAPH] = replace(plain.with_engine(GRAPH), channels_last=images)
         if not tier.dims:
             ways[f"compile {GRAPH_MODE}"] = replace(plain.with_engine(OF_PARTS), mode=GRAPH_MODE)
     return ways, identify(tier, options, library)
-
-
-def _can(options: BuildOptions, tier: BuiltTier) -> bool:
-    return not ENGINES[options.engine].why_not(options, tier.dims, tier.device)
 
 
 def identity_of(identity: Identity, engine: str) -> Identity:

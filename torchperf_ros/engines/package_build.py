@@ -216,10 +216,11 @@ class _PackageBuild:
             parity = check_engine(tier.model, call, tier.example, tier.dims, precision, scoring=scoring)
             briefly = work.job.get("background") and tier.device.type == "cuda"
             work.step(self._prefix + ("timing, briefly" if briefly else "timing"))
-            rounds = _BRIEFLY if briefly else _ROUNDS
             with no_garbage_collection():  # once: with a compiler in memory it takes a quarter of a second
                 timings = {
-                    ", ".join(map(signature_of, inputs)): _timed(tier, call, inputs, rounds)
+                    ", ".join(map(signature_of, inputs)): _timed(
+                        tier, call, inputs, _BRIEFLY if briefly else _ROUNDS
+                    )
                     for inputs in tier.inputs_by_size()
                 }
         return Manifest(
@@ -262,7 +263,7 @@ class _ChoiceBuild:
         if stored := self._found():
             again = "; it would be chosen again" if self._work.force else ""
             return f"is there: {stored.package or stored.engine}: {stored.choice}{again}"
-        return f"would be chosen out of {', '.join(self._ways)} and {EAGER}"
+        return f"would be chosen out of {', '.join([*self._ways][1:])} and {EAGER}"
 
     def store(self) -> _Stored:
         with self._work.cache.building(self._identity, "choice"):
@@ -285,7 +286,7 @@ class _ChoiceBuild:
         return None if choice is None else self._stored(choice, new=False)
 
     def _stored(self, choice: EngineChoice, *, new: bool) -> _Stored | None:
-        if self._ways and set(choice.timings_ms) == {EAGER}:
+        if len(self._ways) > 1 and set(choice.timings_ms) == {EAGER}:
             why = "; ".join(f"{name}: {text}" for name, text in choice.left_out.items())
             raise EngineUnavailable(f"no engine can run it: {why}")
         options = self._ways.get(choice.engine)
@@ -304,15 +305,12 @@ class _ChoiceBuild:
 
     def _choose(self) -> _Stored:
         work, tier = self._work, self._work.tier
-        eager = replace(work.options, engine=EAGER)
-        if tier.device.type == "cuda":
-            eager = replace(eager, cuda_graphs=False)
         if work.force:  # should this process have to end before it has chosen
-            work.cache.forget_choice(self._identity)
-        calls, left_out = {EAGER: make_runner(tier, eager).call}, dict[str, str]()
+            work.cache.forget_findings(self._identity.key)
+        calls, left_out = {EAGER: make_runner(tier, self._ways[EAGER]).call}, dict[str, str]()
         packages: dict[str, Package] = {}
         # What is captured comes last: where that fails, this process has to end, and the packages are there.
-        for name, options in sorted(self._ways.items(), key=lambda way: way[1].is_captured):
+        for name, options in sorted([*self._ways.items()][1:], key=lambda way: way[1].is_captured):
             try:
                 if options.engine in ENGINES and not options.is_captured:
                     identity = identity_of(self._identity, options.engine)

@@ -128,7 +128,6 @@ class PackageEngine(Engine):
             EngineUnavailable: it cannot run this here, or what it has built for int8 would run in fp32.
             Exception: the error of torch or the library, which cannot export or compile the model.
         """
-        self.check(options, tier.dims, tier.device)
         for distribution in self.build_distributions:
             if not installed([distribution]):
                 raise EngineUnavailable(self._needs(distribution))

@@ -72,6 +72,7 @@ def main(frames_fd: int, control_fd: int, result_fd: int, *ring_fds: int) -> int
                 isinstance(error, _PERMANENT),
                 without_graphs=isinstance(error, CaptureFailed) and not error.is_known,
                 out_of_memory=isinstance(error.__cause__, torch.OutOfMemoryError),
+                found_out=isinstance(error, CaptureFailed),
             )
             reports.say(words)
         leave(1)

@@ -200,7 +200,7 @@ class Session:
         except BaseException as error:
             if isinstance(error, torch.OutOfMemoryError):
                 self._out_of_memory += 1
-                self._device.empty_cache()
+                torch.cuda.empty_cache()
             for frame in frames:
                 self._reply(frame, self._failed(frame, error))
             return
@@ -335,7 +335,7 @@ class Session:
             except torch.OutOfMemoryError:
                 if response.tier == request.tier:
                     self._out_of_memory += 1
-                    self._device.empty_cache()
+                    torch.cuda.empty_cache()
                 lower = self._lower[response.tier]
                 if lower not in self._tiers:
                     raise

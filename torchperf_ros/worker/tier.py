@@ -143,7 +143,7 @@ class EarlySums:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._count = device, -1
+        self.device, self._count = device, -1
         # Frames write to them, in inference mode and, in tools, out of it.
         with torch.inference_mode(mode=False):
             self._sums = torch.zeros(_MOST_SUMS, device=device)
@@ -158,7 +158,7 @@ class EarlySums:
         """
         tensors, self._count = list(tensors_in(outputs)), -1
         floating = [tensor.detach() for tensor in tensors if tensor.is_floating_point()]
-        usual = all(_is_dense(tensor) and tensor.device == self._device for tensor in tensors)
+        usual = all(_is_dense(tensor) and tensor.device == self.device for tensor in tensors)
         if not usual or not 0 < len(floating) <= _MOST_SUMS:
             return
         for tensor, slot in zip(floating, self._slots, strict=False):
@@ -271,7 +271,7 @@ class Tier:
 
         The engine's own, for the usual ones.
         """
-        with self.device.timed() as timed:
+        with self.device.timed as timed:
             inputs = self.device.to_device(inputs)
             outputs = (call or self.call_for(inputs))(*inputs)
             if self._is_lazy:

@@ -17,7 +17,14 @@ from torchperf_ros.api.adapter import Adapter
 from torchperf_ros.api.errors import ConfigError, one_line
 from torchperf_ros.engines.built_tier import BuiltTier, Inputs, build_model, scoring_of, varying_dims
 from torchperf_ros.engines.device import Device
-from torchperf_ros.engines.engine import CaptureFailed, CaptureRecord, EngineUnavailable, Runner, finished
+from torchperf_ros.engines.engine import (
+    CaptureFailed,
+    CaptureRecord,
+    EngineUnavailable,
+    Runner,
+    finished,
+    from_front,
+)
 from torchperf_ros.engines.fingerprint import code_hash, files_hash, identify, weights_hash
 from torchperf_ros.engines.package import (
     ENGINES,
@@ -216,8 +223,9 @@ class TierLoader:
 
     def _has_known_sizes(self, tier: BuiltTier) -> bool:
         """Whether the sizes of frames are known now: fixed, rounded up, or numbers of frames in a batch."""
-        of_batches = self._setup.batch > 1 and all(set(dims) == {0} for dims in tier.dims.values())
-        return not tier.dims or of_batches or self._setup.shapes.policy != "dynamic"
+        varying = {dim for dims in from_front(tier.dims, tier.example).values() for dim in dims}
+        are_frames = self._setup.batch > 1 and varying <= {0}
+        return are_frames or not varying or self._setup.shapes.policy != "dynamic"
 
     def _refused(self, name: str, runner: Runner | None, options: BuildOptions, error: Exception) -> str:
         """Why the tier runs in eager in place of an engine.
@@ -299,7 +307,6 @@ class TierLoader:
     ) -> tuple[BuildOptions, Identity]:
         """The options as auto has chosen, if it has, and what its choice is kept under."""
         ways, identity = ways_of(tier, options)
-        ways[EAGER] = options.with_engine(EAGER)
         if not self._has_known_sizes(tier):
             ways.pop(GRAPH, None)
         self._cache.check_private()
@@ -313,7 +320,7 @@ class TierLoader:
             return options, identity
         self.missing.append(facts.name)
         facts.why = _NOT_YET
-        return replace(options, engine=GRAPH, cuda_graphs=False), identity
+        return ways[GRAPH], identity
 
     def _runner(
         self, name: str, tier: BuiltTier, options: BuildOptions, identity: Identity | None

@@ -272,7 +272,7 @@ class PackageBuilder:
                 self._goes_on = True
             elif message["kind"] == "failed":
                 self._has_warned = True
-                self._warn(f"tier {message['tier']} stays in eager: {message['text']}")
+                self._warn(f"tier {message['tier']} is not compiled: {message['text']}")
 
     def stop(self) -> None:
         self.progress = ""

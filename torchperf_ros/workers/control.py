@@ -122,12 +122,14 @@ class LastWords:
         permanent: another start would fail alike.
         without_graphs: the next one may start if it captures no CUDA graphs.
         out_of_memory: it lacked memory on the device.
+        found_out: it has found out that a model cannot be captured, which the next one need not.
     """
 
     text: str
     permanent: bool = False
     without_graphs: bool = False
     out_of_memory: bool = False
+    found_out: bool = False
 
 
 @dataclass(frozen=True)

@@ -87,19 +87,27 @@ class PackageCache:
         part.write_text(choice.to_json(), encoding="utf-8")
         part.rename(self.folder / f"{identity.key}{_CHOICE}")
 
-    def forget_choice(self, identity: Identity) -> None:
-        (self.folder / f"{identity.key}{_CHOICE}").unlink(missing_ok=True)
-
     def uncapturable(self) -> dict[str, str]:
         """Keys of models of which no CUDA graph can be captured, and why."""
-        files = sorted(self.folder.glob(f"*{CAPTURE_FAILED}"))
-        return {path.stem: path.read_text(encoding="utf-8", errors="replace") for path in files}
+        return {
+            path.stem: path.read_text(encoding="utf-8", errors="replace")
+            for path in sorted(self.folder.glob(f"*{CAPTURE_FAILED}"))
+        }
 
-    def forget_findings(self) -> None:
-        """Remove findings beside the packages: choices between engines, and captures that failed."""
-        for suffix in (_CHOICE, CAPTURE_FAILED, CAPTURING):
-            for path in self.folder.glob(f"*{suffix}"):
-                path.unlink(missing_ok=True)
+    def forget_findings(self, of: str = "*") -> None:
+        """Remove findings beside the packages: choices between engines, and captures that failed.
+
+        `of`: those of one key, or, as `*.PID`, the capture that a process has begun.
+        """
+        for path in self._findings(of):
+            path.unlink(missing_ok=True)
+
+    def _findings(self, of: str = "*") -> list[Path]:
+        return [
+            path
+            for suffix in (_CHOICE, CAPTURE_FAILED, CAPTURING)
+            for path in self.folder.glob(f"{of}{suffix}")
+        ]
 
     def used(self, package: Path) -> None:
         """Note that a package, or a choice, was taken, so that it is removed last."""
@@ -145,8 +153,7 @@ class PackageCache:
             if entry.path != keep:
                 self.remove(entry.path)
                 total -= entry.size_bytes
-        small = (_CHOICE, CAPTURE_FAILED, CAPTURING)
-        for path in (path for suffix in small for path in self.folder.glob(f"*{suffix}")):
+        for path in self._findings():
             with contextlib.suppress(OSError):
                 if time.time() - path.stat().st_mtime > _FORGOTTEN_S:
                     path.unlink()

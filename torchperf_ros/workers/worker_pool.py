@@ -32,6 +32,7 @@ from torchperf_ros.workers.control import (
 )
 from torchperf_ros.workers.fork_server import ForkServer
 from torchperf_ros.workers.frame_ring import FrameRing
+from torchperf_ros.workers.package_cache import open_cache
 from torchperf_ros.workers.process_setup import step_back
 from torchperf_ros.workers.rolling_update import RollingUpdate
 from torchperf_ros.workers.worker_process import ENDS_WITHIN_S, WorkerProcess
@@ -334,6 +335,8 @@ class WorkerPool:
         self._guarded("ending a compiler", self.rolling_update.builder.close)
         for worker in self.everyone:
             worker.kill("the node stops")
+            forget = open_cache(worker.setup.cache_dir, 0).forget_findings
+            self._guarded("forgetting a capture", forget, f"*.{worker.pid}")
             self._guarded("ending a worker", self._release, worker)
         self.workers = [None] * len(self.workers)
         give_up_at = time.monotonic() + ENDS_WITHIN_S
@@ -406,7 +409,9 @@ class WorkerPool:
         """There is no worker at this place; say so, and when the next one is tried."""
         policy = self.policies[number]
         self._start_at_ns[number] = policy.died(
-            ready_at_ns, 0 if worker is None else worker.backlog.handled
+            ready_at_ns,
+            # One that has found out what the next one has to do without has done its part.
+            max(worker.backlog.handled, _PROVEN_FRAMES * worker.reported.found_out) if worker else 0,
         )
         if worker is not None:
             self._log("error" if policy.gave_up else "warn", f"{self.config.name}: {reason}")
@@ -571,6 +576,7 @@ class WorkerPool:
 
     def _ends(self, worker: WorkerProcess, words: LastWords) -> None:
         worker.reported.error = self.last_error = words.text
+        worker.reported.found_out = words.found_out
         worker.reported.out_of_memory += words.out_of_memory
         if words.without_graphs:
             self.rolling_update.renewal.without_graphs(worker.generation)

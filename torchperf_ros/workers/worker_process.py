@@ -54,6 +54,7 @@ class WorkerWords:
     missing: tuple[str, ...] = ()
     batching: Batching = Batching()
     out_of_memory: int = 0
+    found_out: bool = False
     memory_bytes: dict[str, int] = field(default_factory=dict)
     error: str = ""
 
