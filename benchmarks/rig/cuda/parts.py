@@ -363,7 +363,7 @@ def tests(place: Place) -> Found:
         for line in process.stdout:
             print(line, end="", flush=True)
             lines += [line.rstrip()] if line.strip() else []
-            place.keep(_tests_so_far(lines))
+            place.keep(tests_so_far(lines))
     status = process.returncode
     last = lines[-1] if lines else ""
     bad = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
@@ -380,10 +380,10 @@ def tests(place: Place) -> Found:
     return Found(tables, figures, wrong)
 
 
-def _tests_so_far(lines: Sequence[str]) -> Found:
+def tests_so_far(lines: Sequence[str]) -> Found:
     """How tests have ended, while others run: pytest's lines of several processes."""
-    words = [line.split() for line in lines if line.startswith("[gw")]
-    ended = {each[-1]: each[-2] for each in words if each[-2] in _TEST_ENDS}
+    words = [line.split()[-2:] for line in lines if line.startswith("[gw")]
+    ended = {each[-1]: each[0] for each in words if each[0] in _TEST_ENDS}
     bad = [f"{how} {name}" for name, how in ended.items() if how in {"FAILED", "ERROR"}]
     return Found(figures={"ended": ended}, wrong=bad)
 
