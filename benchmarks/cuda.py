@@ -32,7 +32,6 @@ from benchmarks.rig.report import Report, say
 
 _NO_CUDA = 3
 _GIB_EACH = 4
-_MOST_JOBS = 16
 # Of each part's compiler: with one alone, kernels are compiled one after the other.
 _LEAST_THREADS = 4
 _LOOKS_EVERY_S = 1.0
@@ -93,7 +92,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="torchperf_cuda_") as folder:
         parts = _Parts(arguments, report, Path(folder))
         for phase in PHASES:
-            parts.run([name for name in phase.parts if name in names], phase.share, alone=phase.alone)
+            parts.run([name for name in phase.parts if name in names], phase.share, phase.at_once)
         return parts.finish(names)
 
 
@@ -130,15 +129,15 @@ class _Parts:
         for process in list(self._running.values()):
             _kill_group(process)
 
-    def run(self, names: Sequence[str], share: float, *, alone: bool) -> None:
+    def run(self, names: Sequence[str], share: float, at_once: int) -> None:
         """Run those that have not run; none begins when less than 1 - `share` of the time is left.
 
-        Where they do not run `alone`, some run at once. None outlives its time or everybody's.
+        None outlives its time or everybody's.
         """
         names = [name for name in names if self._ended.get(name, ("left out",))[0].startswith("left out")]
         cores = len(os.sched_getaffinity(0))
-        most = min(_MOST_JOBS, cores, (psutil.virtual_memory().available >> 30) // _GIB_EACH)
-        jobs = 1 if alone else self._arguments.jobs or max(1, most)
+        most = min(cores, (psutil.virtual_memory().available >> 30) // _GIB_EACH)
+        jobs = 1 if at_once == 1 else self._arguments.jobs or max(1, min(at_once, most))
         threads = max(min(_LEAST_THREADS, cores), cores // max(1, min(jobs, len(names))))
         begins_until_s = self._end_s - (1 - share) * self._arguments.within
         with ThreadPoolExecutor(jobs) as pool:
@@ -150,8 +149,11 @@ class _Parts:
             each.result()
 
     def _run_one(self, name: str, threads: int, begins_until_s: float) -> None:
+        from benchmarks.rig.cuda.parts import least_s
+
         began = time.monotonic()
-        if self._is_stopped or began >= begins_until_s:
+        is_late = began >= min(begins_until_s, self._end_s - least_s(name, self._arguments.device))
+        if self._is_stopped or is_late:
             self._ended[name] = "left out: stopped" if self._is_stopped else "left out: no time", math.nan
             return
         left_s = min(self._end_s - began, self._arguments.part_within)

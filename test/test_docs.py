@@ -69,7 +69,7 @@ NOT_RUN = {
     r"torchperf (node|top|play)|.*--live": (
         "talks to a running node: test/node, test/top, test/replay/logs/test_play.py"
     ),
-    r"\./run (demo|test|shell)": "test/demo, test/test_run.py; and this is `./run test`",
+    r"\./run (demo|test|shell|pack|--offline)": "test/demo, test/test_run.py; and this is `./run test`",
     r"\./run bench": "test/benchmarks runs each for a moment",
     r"torchperf tune (my_robot|--params segmenter.yaml -o)": (
         "with the parameter file and a budget it is run"

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from xml.etree import ElementTree
@@ -250,7 +251,7 @@ def packed(run, tmp_path):
     for version in ("3.9", HERE):
         folder = tmp_path / "packed" / f"python{version}-{platform.machine()}"
         folder.mkdir(parents=True)
-        (folder / "pip-1.0-py3-none-any.whl").touch()
+        zipfile.ZipFile(folder / "pip-1.0-py3-none-any.whl", "w").close()
     return tmp_path / "packed"
 
 
@@ -270,6 +271,26 @@ def test_without_a_network_packed_wheels_are_installed_beside_the_machines_torch
     chosen = installed(environment)
     assert {"rosbags", "typer", "pytest", "hypothesis", "pip"} <= chosen
     assert not {"torch", "numpy", "ros-rclpy", "pyarrow", "mypy"} & chosen
+
+
+def test_what_was_packed_with_a_ros_in_one_file_is_unpacked_and_installed_with_its_rclpy(
+    run, calls, packed, tmp_path, monkeypatch
+):
+    there = packed / f"python{HERE}-{platform.machine()}"
+    wheel = there / "ros_rclpy-9.1.2-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as packing:
+        packing.writestr("rclpy/__init__.py", "# rclpy\n" * 1000)
+    run.press([wheel, *there.glob("pip-*")], run.pressed_file(there))
+    shutil.rmtree(there)
+    monkeypatch.setattr(run, "_kept_from_machine", lambda: {"torch": "2.11.0", "numpy": "2.5.2"})
+    monkeypatch.setattr(run.sys, "base_prefix", sys.prefix)
+    environment = run.Environment("kilted", packed)
+    environment.make()
+    chosen = installed(environment)
+    assert {"ros-rclpy", "plotly", "pip"} <= chosen
+    assert "numpy" not in chosen
+    with zipfile.ZipFile(wheel) as unpacked:
+        assert unpacked.read("rclpy/__init__.py") == b"# rclpy\n" * 1000
 
 
 def test_without_a_network_and_without_a_torch_it_says_so(run, calls, packed):

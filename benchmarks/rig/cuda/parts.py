@@ -363,7 +363,7 @@ def tests(place: Place) -> Found:
         for line in process.stdout:
             print(line, end="", flush=True)
             lines += [line.rstrip()] if line.strip() else []
-            place.keep(_tests_so_far(lines))
+            place.keep(tests_so_far(lines))
     status = process.returncode
     last = lines[-1] if lines else ""
     bad = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
@@ -380,10 +380,10 @@ def tests(place: Place) -> Found:
     return Found(tables, figures, wrong)
 
 
-def _tests_so_far(lines: Sequence[str]) -> Found:
+def tests_so_far(lines: Sequence[str]) -> Found:
     """How tests have ended, while others run: pytest's lines of several processes."""
-    words = [line.split() for line in lines if line.startswith("[gw")]
-    ended = {each[-1]: each[-2] for each in words if each[-2] in _TEST_ENDS}
+    words = [line.split()[-2:] for line in lines if line.startswith("[gw")]
+    ended = {each[-1]: each[0] for each in words if each[0] in _TEST_ENDS}
     bad = [f"{how} {name}" for name, how in ended.items() if how in {"FAILED", "ERROR"}]
     return Found(figures={"ended": ended}, wrong=bad)
 
@@ -458,12 +458,12 @@ class Phase:
 
     Attributes:
         share: of the time for all; when that has passed none begins, and what is left comes last.
-        alone: whether they run one after the other.
+        at_once: how many run side by side.
     """
 
     parts: Sequence[str]
     share: float = 1.0
-    alone: bool = True
+    at_once: int = 1
 
 
 _QUIET: Final = ("machine", "steps", "contexts", "cameras", "node", "overhead", "tune-lraspp", "workers")
@@ -481,10 +481,18 @@ _LAST: Final = (
 )
 """What has been measured before, or takes a minute for one figure."""
 PHASES: Final = (
-    Phase(_QUIET, share=0.6),
-    Phase(_BUILDING, alone=False),
+    Phase(_QUIET, share=0.5),
+    Phase(_BUILDING, at_once=5),
     Phase((*_LAST, *_QUIET)),
 )
+
+
+_LEAST_S: Final = {**dict.fromkeys(GROUPS["tune"], 90.0), **dict.fromkeys(GROUPS["networks"], 30.0)}
+
+
+def least_s(name: str, device: str) -> float:
+    """Seconds without which a part shows nothing on a GPU, so that it does not begin."""
+    return 0.0 if device == "cpu" else _LEAST_S.get(name, 0.0)
 
 
 def usual() -> list[str]:

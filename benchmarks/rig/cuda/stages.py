@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -29,6 +30,8 @@ _CAMERA: Final = "torchperf_ros.models.camera:CameraAdapter"
 
 _CAMERAS: Final = ("front", "front_left", "front_right", "left", "right", "rear")
 _CAMERA_BUDGET_MS: Final = 33.0
+_STREAMS, _EACH = "streams of one stage", "a stage each"
+_ARM_COLUMNS: Final = ("in_time_hz", "kept_hz", "mib", "batched", "runs in")
 _FIRST_HZ, _STEP_HZ, _STEPS = 30.0, 1.6, 6
 _ENOUGH: Final = 0.6  # of the frames; where fewer are in time the ramp ends
 _LEAST_TIMES_FRAMES, _MOST_MEMORY = 2.0, 0.4
@@ -128,6 +131,16 @@ def running(stages: Sequence[WorkerStage]) -> Iterator[None]:
             stage.actor.stop()
 
 
+@contextmanager
+def going_on(wrong: list[str], what: str) -> Iterator[None]:
+    """Context of one of several measurements: what ends it is named, and the others are made."""
+    try:
+        yield
+    except Exception as error:  # the boundary of a measurement, on a device that one has for minutes
+        traceback.print_exc()
+        wrong.append(f"{what}: {type(error).__name__}: {error}".splitlines()[0])
+
+
 def of_network(place: Place, precision: str = "fp32", **options: Any) -> dict[str, Any]:
     """A stage's parameters for the large network, and the options of its adapter."""
     return {
@@ -173,35 +186,43 @@ def contexts(place: Place) -> Found:
     if place.is_cuda:
         half = {**of_network(place, "fp16"), "engine": engine}
         stages.insert(1, (f"{RESNET}, {engine}, fp16 channels last", half))
+    wrong: list[str] = []
     with place.alone():
-        rows += [
-            (what, used, nan, "") for what, used in zip(codes, _processes_mib(place, codes), strict=True)
-        ]
-        place.keep(_of_contexts(place, rows))
+        with going_on(wrong, "processes by hand"):
+            rows += [
+                (what, used, nan, "")
+                for what, used in zip(codes, _processes_mib(place, codes), strict=True)
+            ]
+        place.keep(_of_contexts(place, rows, wrong))
         for what, parameters in stages:
+            alone = nan
             # What a standby costs is the same for all of them.
             for backup in ("none", "standby") if what == stages[0][0] else ("none",):
                 stage = _stage(place, {**parameters, "backup": backup})
+                name = f"a stage, backup {backup}: {what}"
                 before = place.used_mib()
-                with running([stage]):
-                    stage.ask()
-                    time.sleep(_MOMENT_S)
-                    used, words = place.used_mib() - before, stage.runs_in()
+                with going_on(wrong, name):
+                    with running([stage]):
+                        stage.ask()
+                        time.sleep(_MOMENT_S)
+                        used, words = place.used_mib() - before, stage.runs_in()
+                    alone = used if backup == "none" else alone
+                    rows.append((name, used, used - alone if backup == "standby" else nan, words))
+                    say(f"{name}: {used:.0f} MiB")
                 time.sleep(_MOMENT_S)
-                alone = rows[-1][1] if backup == "standby" else nan
-                rows.append((f"a stage, backup {backup}: {what}", used, used - alone, words))
-                say(f"{rows[-1][0]}: {used:.0f} MiB")
-                place.keep(_of_contexts(place, rows))
-    return _of_contexts(place, rows)
+                place.keep(_of_contexts(place, rows, wrong))
+    return _of_contexts(place, rows, wrong)
 
 
-def _of_contexts(place: Place, rows: Sequence[tuple[str, float, float, str]]) -> Found:
+def _of_contexts(
+    place: Place, rows: Sequence[tuple[str, float, float, str]], wrong: Sequence[str]
+) -> Found:
     figures = {
         what: {"mib": used, "standby_mib": more, "runs in": words} for what, used, more, words in rows
     }
     columns = ("", "MiB of the device", "of that the standby", "runs in")
-    wrong = [f"{what} took no memory" for what, used, *_ in rows if used <= 0 and place.is_cuda]
-    return Found([("Memory of the device by process", columns, list(rows))], figures, wrong)
+    none = [f"{what} took no memory" for what, used, *_ in rows if used <= 0 and place.is_cuda]
+    return Found([("Memory of the device by process", columns, list(rows))], figures, [*wrong, *none])
 
 
 def _stage(place: Place, parameters: Mapping[str, Any]) -> WorkerStage:
@@ -253,26 +274,18 @@ def cameras(place: Place, precision: str) -> Found:
     precision = precision if place.is_cuda else "fp32"
     with place.alone():
         for arm, make in (
-            ("streams of one stage", _streams),
+            (_STREAMS, _streams),
             ("the same with one worker", partial(_streams, backup="none")),
-            ("a stage each", _stages_each),
+            (_EACH, _stages_each),
         ):
             say(f"{arm}, {precision}")
-            before, stages = place.used_mib(), make(place, precision)
-            with running(stages):
-                for stage in stages:
-                    stage.ask()
-                time.sleep(_MOMENT_S)
-                memory, words = place.used_mib() - before, stages[0].runs_in()
-                ramp = _ramp(place, stages)
+            with going_on(found.wrong, arm):
+                arms[arm] = _arm(place, make(place, precision))
+                rows.append((arm, *(arms[arm][key] for key in _ARM_COLUMNS)))
             time.sleep(_MOMENT_S)
-            most = max(step["in_time_hz"] for step in ramp)
-            kept = max((step["hz"] for step in ramp if step["share"] >= _IN_TIME), default=0.0)
-            batched = max(step["batched"] for step in ramp)
-            arms[arm] = {"mib": memory, "in_time_hz": most, "kept_hz": kept, "runs in": words, "ramp": ramp}
-            rows.append((arm, most, kept, memory, batched, words))
-            place.keep(Found(figures=dict(arms)))
-    ours, _, each = arms.values()
+            place.keep(Found(figures=dict(arms), wrong=list(found.wrong)))
+    nothing = dict.fromkeys(_ARM_COLUMNS, math.nan)
+    ours, each = (arms.get(arm, nothing) for arm in (_STREAMS, _EACH))
     times, share = (ours[what] / each[what] if each[what] else math.nan for what in ("in_time_hz", "mib"))
     rows.insert(0, ("ratio", times, math.nan, share, math.nan, ""))
     columns = (
@@ -299,6 +312,25 @@ def cameras(place: Place, precision: str) -> Found:
     if place.is_cuda and not share <= _MOST_MEMORY:
         found.wrong.append(f"{share:.2f} of the memory; at most {_MOST_MEMORY}")
     return found
+
+
+def _arm(place: Place, stages: list[WorkerStage]) -> dict[str, Any]:
+    """Memory and frames in time of these stages, from the first frame to a rate that is too high for them."""
+    before = place.used_mib()
+    with running(stages):
+        for stage in stages:
+            stage.ask()
+        time.sleep(_MOMENT_S)
+        memory, words = place.used_mib() - before, stages[0].runs_in()
+        ramp = _ramp(place, stages)
+    return {
+        "in_time_hz": max(step["in_time_hz"] for step in ramp),
+        "kept_hz": max((step["hz"] for step in ramp if step["share"] >= _IN_TIME), default=0.0),
+        "mib": memory,
+        "batched": max(step["batched"] for step in ramp),
+        "runs in": words,
+        "ramp": ramp,
+    }
 
 
 def _camera_parameters(place: Place, precision: str) -> dict[str, Any]:
@@ -379,33 +411,40 @@ def _ramp(place: Place, stages: Sequence[WorkerStage]) -> list[dict[str, float]]
 def steps(place: Place) -> Found:
     """The model's steps in a worker, beside a bare process that does the same at the same pace; marks within."""
     found = Found()
-    slice_s = _STEPS_SLICE_S if place.is_cuda else 1.0
-    turns = _STEPS_TURNS if place.is_cuda else 1
     for engine in ("eager", "graph") if place.is_cuda else ("eager",):
         given = {**of_network(place), "engine": engine, "backup": "none"}
         adapter, options = given.pop("adapter"), given.pop("options")
         given |= {"budget_ms": 500.0, "hang_ms": 5000.0}
         stage = WorkerStage(place, adapter, options, size=_STEPS_SIZE, **given)
         config = {"options": options, "device": place.name, "engine": engine, "size": list(_STEPS_SIZE)}
-        ours: list[Answer] = []
-        bare: list[dict[str, float]] = []
-        marked: list[dict[str, float]] = []
-        with running([stage]), _bare(config) as ask:
-            with place.alone():
-                for turn in range(turns):
-                    say(f"{engine}, turn {turn + 1} of {turns}")
-                    stage.answers.clear()
-                    stage.feed(slice_s, _STEPS_HZ)
-                    time.sleep(2 / _STEPS_HZ)
-                    ours += stage.answers[_FIRST_FRAMES:]
-                    bare += ask(slice_s, False)[_FIRST_FRAMES:]
-                    marked += ask(slice_s / 2, True)[_FIRST_FRAMES:]
-            words = stage.runs_in()
-        _tell_steps(engine, words, ours, bare, marked, found)
-        if place.is_cuda and not words.startswith(engine):
-            found.wrong.append(f"asked for {engine}, ran in {words}")
+        with going_on(found.wrong, engine):
+            _steps_of(place, engine, stage, config, found)
         place.keep(found)
     return found
+
+
+def _steps_of(
+    place: Place, engine: str, stage: WorkerStage, config: Mapping[str, Any], found: Found
+) -> None:
+    slice_s = _STEPS_SLICE_S if place.is_cuda else 1.0
+    turns = _STEPS_TURNS if place.is_cuda else 1
+    ours: list[Answer] = []
+    bare: list[dict[str, float]] = []
+    marked: list[dict[str, float]] = []
+    with running([stage]), _bare(config) as ask:
+        with place.alone():
+            for turn in range(turns):
+                say(f"{engine}, turn {turn + 1} of {turns}")
+                stage.answers.clear()
+                stage.feed(slice_s, _STEPS_HZ)
+                time.sleep(2 / _STEPS_HZ)
+                ours += stage.answers[_FIRST_FRAMES:]
+                bare += ask(slice_s, False)[_FIRST_FRAMES:]
+                marked += ask(slice_s / 2, True)[_FIRST_FRAMES:]
+        words = stage.runs_in()
+    _tell_steps(engine, words, ours, bare, marked, found)
+    if place.is_cuda and not words.startswith(engine):
+        found.wrong.append(f"asked for {engine}, ran in {words}")
 
 
 def _tell_steps(
