@@ -442,7 +442,8 @@ def time_barely(cpu: int, every_ns: int) -> None:
         time.sleep(max(0, due_ns - time.monotonic_ns()) / 1e9)
         late_ns = time.monotonic_ns() - due_ns
         if late_ns > NS_PER_MS:
-            print([time.time_ns(), late_ns], flush=True)
+            # in one piece, as others write to the same file
+            print(f"[{time.time_ns()}, {late_ns}]\n", end="", flush=True)
             due_ns += late_ns
         due_ns += every_ns
 
