@@ -10,6 +10,7 @@ import math
 import os
 import signal
 
+import numpy.fft  # noqa: F401 - here, as `pytester` forgets what is imported within, and it cannot be loaded again
 import pytest
 from hypothesis import HealthCheck, settings
 

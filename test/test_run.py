@@ -239,6 +239,13 @@ def test_what_pip_says_is_shown_only_where_it_fails(run, capfd):
     assert capfd.readouterr().err == "Collecting torch==2.13.0\n  Downloading torch\n"
 
 
+def test_where_the_disk_is_full_what_failed_says_how_much_is_free(run, monkeypatch, tmp_path):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(run.shutil, "disk_usage", lambda _path: usage._replace(free=3_000_000))
+    with pytest.raises(run.SetupError, match=r"only 0\.00 GB are free on the disk of "):
+        run.call("false")
+
+
 def test_in_a_terminal_one_line_says_which_package_comes(run, capfd, monkeypatch):
     monkeypatch.setattr(run.sys.stderr, "isatty", lambda: True)
     run.call(sys.executable, "-c", PIP, "0")

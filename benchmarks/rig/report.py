@@ -98,8 +98,8 @@ class Report:
     def finish(self, figures: Mapping[str, Any], targets: Sequence[Target]) -> None:
         """Print how the figures compare with the targets and write the JSON file, if one is wanted."""
         found = self._content["machine"]
-        others = found["others_cpu_percent_meanwhile"] = 100 * self._others.of_others()
-        stolen = found["stolen_percent_meanwhile"] = 100 * self._others.stolen()
+        others, stolen = (100 * share for share in self._others.taken())
+        found |= {"others_cpu_percent_meanwhile": others, "stolen_percent_meanwhile": stolen}
         timer = found["bare_timer_late_ms"] = self._timer.lateness_ms()
         self.text(
             f"Meanwhile, other processes used {others:.1f} % of the machine, its host took {stolen:.1f} %,"

@@ -131,7 +131,8 @@ def two_of_one_name(node):
             name="perf: node", hardware_id="/perf", level=0, message="", values=statuses
         )
         for _ in range(2):
-            node.on_diagnostics(SimpleNamespace(status=[status]))
+            header = SimpleNamespace(stamp=SimpleNamespace(sec=1, nanosec=0))
+            node.on_diagnostics(SimpleNamespace(header=header, status=[status]))
 
 
 WHY = "tier fast, full predicted 55.0 ms > 50.0 left; next probe in 2.0 s"

@@ -69,7 +69,8 @@ def test_given_a_process_whose_parent_was_killed_when_it_has_ended_then_what_it_
         parent.kill()
         parent.wait()
         parent.stdout.read()  # until the one that burns has ended
-        print(share._since()[1] >= 0.5, 0.0 <= share.of_others() <= 1.0, 0.0 <= share.stolen() <= 1.0)
+        others, stolen = share.taken()
+        print(share._signals._own_ticks() >= 50, 0.0 <= others <= 1.0, 0.0 <= stolen <= 1.0)
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True

@@ -20,6 +20,7 @@ from torchperf_ros.observe.telemetry.node_state import (
 STEPS = ["wait_ms", "decode_ms", "preprocess_ms", "inference_ms", "postprocess_ms"]
 LABELS = ["stage", "age_ms", *STEPS, "total_ms", "budget_ms", "tier", "outcome", "fallback", "lateness_ms"]
 STAMP_NS = 1_700_000_000_000_000_000
+STAMPED = SimpleNamespace(stamp=SimpleNamespace(sec=STAMP_NS // 10**9, nanosec=7))
 
 
 def status(
@@ -30,7 +31,7 @@ def status(
 
 
 def report(node: NodeState, *statuses: Any) -> None:
-    node.on_diagnostics(SimpleNamespace(status=list(statuses)))
+    node.on_diagnostics(SimpleNamespace(header=STAMPED, status=list(statuses)))
 
 
 def report_of(node: NodeState, pid: int = 1) -> None:

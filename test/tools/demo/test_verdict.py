@@ -3,6 +3,7 @@
 import io
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -42,6 +43,25 @@ def printed(state: DriveState, width: int = 100) -> str:
 def late(ms):
     frame = SeenFrame(0, Outcome.LATE, Fallback.STOP, 50.0 + ms, 50.0, ms)
     return lambda state: state.stages["planning"].add(frame)
+
+
+def late_beside_a_timer(ms, timer_ms, before_ms=0.3):
+    """An answer, and a bare timer that woke up late so long before it left."""
+
+    def change(state):
+        late(ms)(state)
+        frame = state.stages["planning"].late[-1]
+        state.stages["planning"].late[-1] = replace(frame, published_ns=STAMP_NS)
+        state.stalls_ns.append((STAMP_NS - round(before_ms * 1e6), round(timer_ms * 1e6)))
+
+    return change
+
+
+def unheard_at_the_end(state):
+    """The last report is of a frame in flight, and another one that waits."""
+    state.reported_ns, state.ended_ns = STAMP_NS, STAMP_NS + 1
+    for stage in state.stages.values():
+        stage.values["answered"] -= 2
 
 
 def nothing_to_publish(state):
@@ -109,6 +129,11 @@ def state():
             "FAIL planning: an",
         ),
         (busy(late(2.0)), 3, ["planning: an answer left 2.0 ms"], f"BUSY no verdict: {BUSY}; drive again"),
+        (late_beside_a_timer(5.4, 5.9), 0, [], "5.40 ms after its deadline, as a bare timer was late then"),
+        (late_beside_a_timer(5.4, 3.9), 1, ["planning: an answer left 5.4 ms"], "beyond what a bare timer"),
+        (late_beside_a_timer(5.4, 5.9, before_ms=16.0), 1, ["planning: an answer left 5.4 ms"], "FAIL"),
+        (unheard_at_the_end, 1, ["node: it reported nothing after the drive"], "FAIL node"),
+        (busy(unheard_at_the_end), 3, ["node: it reported nothing after the drive"], "BUSY"),
         (superseded, 1, [NO_ANSWER, "planning: 16.3% of"], f"FAIL {NO_ANSWER}"),
         (busy(superseded), 3, [NO_ANSWER, "planning: 16.3% of"], f"BUSY no verdict: {BUSY}"),
         (own_results(88), 1, ["perception: 89.7% of the frames had their own"], "FAIL perception: 89.7%"),

@@ -457,7 +457,28 @@ def to_json(comparison: Comparison, status: int) -> str:
         "base": _side(comparison.base),
         "new": _side(comparison.new),
         "alpha": ALPHA,
-        "findings": [_change_as_json(one) for one in comparison.changes],
+        "findings": [
+            {
+                "stage": one.stage,
+                "metric": one.metric.key,
+                "unit": one.metric.unit,
+                "base": one.base,
+                "new": one.new,
+                "low": one.low,
+                "high": one.high,
+                "p": one.p,
+                "margin": one.margin,
+                "limit": one.limit,
+                "breaks_limit": one.breaks_limit,
+                "conspicuous": one.conspicuous,
+                "verdict": one.verdict.value,
+                "samples": one.samples,
+                "needed": one.needed,
+                "counted_in": one.kind,
+                "notes": [one.why] if one.why else [],
+            }
+            for one in comparison.changes
+        ],
         "stages": [
             {
                 "name": stage.name,
@@ -476,28 +497,6 @@ def _side(runs: Sequence[RunLog]) -> dict[str, Any]:
     facts = runs[0].facts
     known = {key: facts[key] for key in _SHOWN_FACTS if key in facts}
     return {"name": runs[0].name, "runs": [run.name for run in runs], **known}
-
-
-def _change_as_json(one: MetricChange) -> dict[str, Any]:
-    return {
-        "stage": one.stage,
-        "metric": one.metric.key,
-        "unit": one.metric.unit,
-        "base": one.base,
-        "new": one.new,
-        "low": one.low,
-        "high": one.high,
-        "p": one.p,
-        "margin": one.margin,
-        "limit": one.limit,
-        "breaks_limit": one.breaks_limit,
-        "conspicuous": one.conspicuous,
-        "verdict": one.verdict.value,
-        "samples": one.samples,
-        "needed": one.needed,
-        "counted_in": one.kind,
-        "notes": [one.why] if one.why else [],
-    }
 
 
 def _change(one: MetricChange) -> str:

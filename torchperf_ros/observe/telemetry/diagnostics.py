@@ -201,11 +201,6 @@ def _workers_mib(look: StageLook) -> dict[str, Any]:
     return {str(number): "" if size is None else size / (1 << 20) for number, size in enumerate(sizes)}
 
 
-def _resident(look: StageLook) -> dict[str, int]:
-    rss = look.rss_by_pid
-    return {str(worker.number): rss[worker.pid] for worker in look.pool.everyone if worker.pid in rss}
-
-
 def _facts(look: StageLook) -> dict[tuple[str, str], Any]:
     return {
         (name, fact): value
@@ -238,11 +233,6 @@ def _versions(look: StageLook) -> dict[tuple[str, str], int]:
         return {}
     beside = {} if shadow is None else {(shadow.version, "shadow"): 1}
     return {(stage.version, "serves"): 1, **beside}
-
-
-def _ros_distro() -> str:
-    """The distribution that is sourced; without one, the version of the wheels' rclpy."""
-    return os.environ.get("ROS_DISTRO") or f"rclpy {_version('ros-rclpy')}".strip()
 
 
 _PAIRS: Final = (
@@ -404,7 +394,9 @@ FIELDS: Final = (
     _F("", lambda s: {s.pool.description.device: 1} if s.pool.description is not None else {},
        "torchperf_device_info", "1 for the device that the stage's models run on", ("device",)),
     # memory
-    _F("", _resident, "torchperf_worker_resident_bytes",
+    _F("", lambda look: {str(one.number): look.rss_by_pid[one.pid]
+                         for one in look.pool.everyone if one.pid in look.rss_by_pid},
+       "torchperf_worker_resident_bytes",
        "Resident memory of a worker, without shared memory", ("worker",)),
     _F("memory_tight", _get("stage.memory.tight"), "torchperf_memory_tight",
        "1 while lower tiers run for lack of memory"),
@@ -442,7 +434,10 @@ FIELDS: Final = (
 
 # Of the node, for Prometheus; beside `process_*` of its process, which `prometheus_client` names.
 NODE_FIELDS: Final = (
-    _F("", lambda _: {(__version__, _version("torch"), _ros_distro(), platform.python_version()): 1},
+    _F("", # of ROS the distribution that is sourced; without one, the version of the wheels' rclpy
+       lambda _: {(__version__, _version("torch"),
+                   os.environ.get("ROS_DISTRO") or f"rclpy {_version('ros-rclpy')}".strip(),
+                   platform.python_version()): 1},
        "torchperf_build_info", "1, with versions", ("version", "torch", "ros_distro", "python")),
     _F("", _get("refused"), "torchperf_refused_scrapes_total", "Scrapes without an answer: four went on"),
     # emergency lane

@@ -3,7 +3,6 @@
 It is read from /proc and /sys, and a card by NVML, or sysfs on a Jetson. Nothing here imports torch.
 """
 
-import contextlib
 import ctypes
 import hashlib
 import importlib
@@ -11,17 +10,19 @@ import math
 import os
 import platform
 import re
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import psutil
-
+from torchperf_ros.api.clock import NS_PER_MS
 from torchperf_ros.settings.build_options import version_of
+from torchperf_ros.workers.process_setup import prefer_this_process
 
 _DIGITS: Final = 16
 _PR_SET_CHILD_SUBREAPER: Final = 36
+_TIMER_PRIORITY: Final = 80  # above cameras and nodes
 
 
 def machine_facts(device: str = "cpu", proc: Path = Path("/proc")) -> dict[str, object]:
@@ -55,7 +56,7 @@ def machine_now(device: str = "cpu") -> dict[str, object]:
 
 
 class ProcessorShare:
-    """How much of the machine's processor time others took since this object was made.
+    """How much of the machine's processor time others took since this object was made, or was asked.
 
     Own time is that of this process and its descendants. A descendant whose parent is killed becomes a
     child of this process, so that its time still counts after its end.
@@ -63,41 +64,14 @@ class ProcessorShare:
 
     def __init__(self) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        self._start = _processor_s()
+        self._signals = MachineSignals(os.getpid())
 
-    def of_others(self) -> float:
-        """The share of processor time that other processes used here, 0 to 1."""
-        busy_s, own_s, _, all_s = self._since()
-        return min(max(busy_s - own_s, 0.0) / all_s, 1.0)
-
-    def stolen(self) -> float:
-        _, _, stolen_s, all_s = self._since()
-        return stolen_s / all_s
-
-    def _since(self) -> tuple[float, float, float, float]:
-        busy_s, own_s, stolen_s, all_s = (
-            end - start for start, end in zip(self._start, _processor_s(), strict=True)
-        )
-        return busy_s, own_s, stolen_s, max(all_s, 1e-9)
-
-
-def _processor_s() -> tuple[float, float, float, float]:
-    """Seconds of all processors so far.
-
-    Busy, busy for this process and its children, taken by the host, and all.
-    """
-    times = psutil.cpu_times()
-    here_s = times.user + times.nice + times.system + times.irq + times.softirq
-    return here_s, _own_s(), times.steal, here_s + times.idle + times.iowait + times.steal
-
-
-def _own_s() -> float:
-    """Seconds of this process and its descendants, ended ones included."""
-    seconds = sum(os.times()[:4])
-    for child in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            seconds += sum(child.cpu_times()[:4])
-    return seconds
+    def taken(self) -> tuple[float, float]:
+        """The shares, 0 to 1, that other processes used here, and that the host took."""
+        self._signals.scan()
+        found = self._signals.read()
+        stolen = found["steal_percent"] / 100
+        return found["others_cpu_percent"] / 100 - stolen, stolen
 
 
 def cpu_model(proc: Path = Path("/proc")) -> str:
@@ -455,3 +429,30 @@ def gpu_source(device: str, sys: Path = Path("/sys")) -> Gpu:
         return Gpu(f"none: {error}")
     except LookupError as error:
         return Gpu(f"not watched: {error}")
+
+
+def time_barely(cpu: int, every_ns: int) -> None:
+    """Wake up on this processor again and again, and print each time that it was late by a millisecond.
+
+    When, in ROS time in ns, and by how many ns: for so long the machine ran nothing here, whatever it was to run.
+    """
+    os.sched_setaffinity(0, [cpu])
+    due_ns = time.monotonic_ns()
+    while True:
+        time.sleep(max(0, due_ns - time.monotonic_ns()) / 1e9)
+        late_ns = time.monotonic_ns() - due_ns
+        if late_ns > NS_PER_MS:
+            # in one piece, as others write to the same file
+            print(f"[{time.time_ns()}, {late_ns}]\n", end="", flush=True)
+            due_ns += late_ns
+        due_ns += every_ns
+
+
+if __name__ == "__main__":
+    prefer_this_process(_TIMER_PRIORITY)
+    first, *others = sorted(os.sched_getaffinity(0))
+    # Each 2 ms; where there are many processors 2,000 times a second in all, which is a few percent of one of them.
+    rate_ns = max(2 * NS_PER_MS, (1 + len(others)) * NS_PER_MS // 2)
+    for other in others:
+        threading.Thread(target=time_barely, args=(other, rate_ns), daemon=True).start()
+    time_barely(first, rate_ns)

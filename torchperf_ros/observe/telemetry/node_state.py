@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from torchperf_ros.api.messages import stamp_ns_of
 from torchperf_ros.api.outcome import Fallback, Outcome
 from torchperf_ros.observe.telemetry.diagnostics import typed
 from torchperf_ros.stage.figures import STEPS
@@ -82,6 +83,7 @@ class StageState:
         worst_ms: largest lateness of all answers but those of a starting stage; negative: before the
             deadline.
         far_late: those of them that were answered later than `FAR_LATE_MS` after their deadline.
+        late: the last of them that were answered after it at all.
     """
 
     name: str
@@ -91,6 +93,7 @@ class StageState:
     records: int = 0
     worst_ms: float = -math.inf
     far_late: int = 0
+    late: deque[SeenFrame] = field(default_factory=lambda: deque(maxlen=RECENT_FRAMES))
 
     def add(self, record: SeenFrame) -> None:
         self.recent.append(record)
@@ -98,6 +101,7 @@ class StageState:
         if record.outcome is not Outcome.STARTING:
             self.worst_ms = max(self.worst_ms, record.lateness_ms)
             self.far_late += record.lateness_ms > FAR_LATE_MS
+            self.late.extend([record] * (record.lateness_ms > 0))
 
     def nearest(self, stamp_ns: int) -> SeenFrame | None:
         """The recent frame whose stamp is nearest to this one, None if none is within 8 ms."""
@@ -198,7 +202,8 @@ class NodeState:
         end_to_end_ms: the last values of `/perf/latency`.
         memory: time in s and MiB of the workers, the last ten minutes.
         memory_parts: the newest row of `/perf/memory_stats` by label, in MiB.
-        reports: messages of `/diagnostics` of the node that came in; `heard_s`: when the last one did.
+        reports: messages of `/diagnostics` of the node that came in; `heard_s`: when the last one did;
+            `reported_ns`: its stamp.
         others: nodes that were heard instead, by their names.
         restarts: how often another process took its name since the listening began.
     """
@@ -210,7 +215,7 @@ class NodeState:
         self.node: dict[str, str] = {}
         self.alerts: list[NodeEvent] = []
         self.events: deque[NodeEvent] = deque(maxlen=200)
-        self.event_count = self.reports = self.restarts = 0
+        self.event_count = self.reports = self.restarts = self.reported_ns = 0
         self.end_to_end_ms: deque[float] = deque(maxlen=300)
         self.memory: deque[tuple[float, float]] = deque(maxlen=_MEMORY_SAMPLES)
         self.memory_parts: dict[str, float] = {}
@@ -298,7 +303,7 @@ class NodeState:
             return
         if self.silent:
             self.event("ok", NODE_STATUS, f"is back after {self.silence_s:.0f} s")
-        self.heard_s = self.elapsed_s
+        self.heard_s, self.reported_ns = self.elapsed_s, stamp_ns_of(message.header)
         self.reports += 1
         for name, status in ours.items():
             if name == NODE_STATUS:

@@ -86,10 +86,6 @@ class ChildProcess(contextlib.AbstractContextManager["ChildProcess"]):
             )
 
     @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
     def exit_status(self) -> int | None:
         """None while it runs, negative if a signal ended it."""
         return self._process.poll()
@@ -143,7 +139,7 @@ _COMPLETE_S: Final = 60.0
 _START_S: Final = 180.0
 _LATEST_S: Final = 15.0
 _SETTLE_S: Final = 4.0
-_SETTLE_REPORTS: Final = 2  # the first of them may have been on its way already
+_SETTLED_NS: Final = 200_000_000  # after its end a frame has been answered, and a report tells of it
 _PROGRESS_CELLS: Final = 20
 _LOG_LINES: Final = 12
 
@@ -202,7 +198,7 @@ class DemoDrive:
             )
             self._screen = stack.enter_context(Screen(self._state, self._console, drawn, line=drive_line))
             self._drive()
-        self._state.others_share = processor.of_others() + processor.stolen()
+        self._state.others_share = sum(processor.taken())
         result = judge(self._state)
         self._console.print(summary(self._state, result))
         if self._options.json_file:
@@ -234,9 +230,9 @@ class DemoDrive:
             state.event("note", "demo", "interrupted")
             self._player.interrupt()
         state.phase = "waiting for the last counters"
-        enough = state.reports + _SETTLE_REPORTS
+        state.ended_ns = time.time_ns() + _SETTLED_NS
         with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C ends it at once
-            self._watch(lambda: state.reports >= enough, _SETTLE_S)
+            self._watch(lambda: state.reported_ns >= state.ended_ns, _SETTLE_S)
         state.phase = f"drove {state.elapsed_s:.1f} s"
         self._screen.show()
         if self._options.svg_file:
@@ -251,6 +247,7 @@ class DemoDrive:
             self._listener.listen(0.125)
             for line in self._player.output.lines():
                 state.on_player(line)
+            state.stalls_ns += map(json.loads, self._timer.output.lines())
             for stage, journal in self._journals.items():
                 for line in journal.lines():
                     state.on_journal(stage, line)
@@ -290,11 +287,14 @@ class DemoDrive:
         shown = {stage: stage for stage in STAGES}
         if self._options.cameras > 1:  # faults are in the first camera's stream only
             shown["perception"] = f"perception.{CAMERAS[0]}"
-        self._journals = {shown[stage]: GrowingFile(_journal(folder, stage)) for stage in STAGES}
+        self._journals = {shown[stage]: GrowingFile(folder / f"{stage}.jsonl") for stage in STAGES}
         self._gates = (
-            [FaultGate(shown[stage], _gate(folder, stage)) for stage in STAGES]
+            [FaultGate(shown[stage], folder / f"{stage}.gate") for stage in STAGES]
             if self._options.sabotage
             else []
+        )
+        self._timer = stack.enter_context(
+            ChildProcess("timer", ["torchperf_ros.observe.telemetry.machine"], folder)
         )
         self._node = stack.enter_context(ChildProcess("node", node, folder))
         self._player = stack.enter_context(
@@ -368,8 +368,8 @@ def drive_parameters(options: DriveOptions, image_type: str, folder: Path) -> di
             own = {
                 "adapter": adapter,
                 "options": own,
-                "journal": str(_journal(folder, stage)),
-                "gate": str(_gate(folder, stage)),
+                "journal": str(folder / f"{stage}.jsonl"),
+                "gate": str(folder / f"{stage}.gate"),
                 "faults": faults_of(stage, options.seconds),
             }
             if stage == "perception" and options.cameras > 1:
@@ -430,11 +430,3 @@ def own_graph() -> None:
         os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "SUBNET"
         os.environ.pop("ROS_LOCALHOST_ONLY", None)
     carry_images()
-
-
-def _gate(folder: Path, stage: str) -> Path:
-    return folder / f"{stage}.gate"
-
-
-def _journal(folder: Path, stage: str) -> Path:
-    return folder / f"{stage}.jsonl"

@@ -259,11 +259,6 @@ def _forget(device: torch.device) -> None:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
-def _peak_bytes(device: torch.device) -> int:
-    """The most since `_forget`: a graph's pool is the allocator's for as long as there is the graph."""
-    return torch.cuda.max_memory_reserved(device) if device.type == "cuda" else peak_memory_bytes(device)
-
-
 @dataclass(frozen=True)
 class TierModel(BuiltTier):
     """A tier's model, which is the reference as well: eager in fp32, as `Device` sets it."""
@@ -449,7 +444,13 @@ class Attempt:
             samples=len(own.times_ms),
             cold_start_s=self.cold_start_s,
             compile_s=self.compile_s,
-            memory_mb=_peak_bytes(self._tier.device) / _BYTES_PER_MB,
+            # the most since `_forget`: a graph's pool is the allocator's for as long as there is the graph
+            memory_mb=(
+                torch.cuda.max_memory_reserved(self._tier.device)
+                if self._tier.device.type == "cuda"
+                else peak_memory_bytes(self._tier.device)
+            )
+            / _BYTES_PER_MB,
             relative_l2=self.parity.relative_l2,
             max_error=self.parity.max_error,
             score=self.parity.score,
