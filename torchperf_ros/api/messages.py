@@ -324,7 +324,9 @@ def _check_list(given: Any, empty: Any, field: str) -> None:  # noqa: ANN401
     import numpy as np  # not at the top: the command line's help needs none of it
 
     sizes, wanted = list(np.shape(given)), empty.dtype
-    same_bytes = isinstance(given, np.ndarray) and given.itemsize == wanted.itemsize and given.data.contiguous
+    same_bytes = (
+        isinstance(given, np.ndarray) and given.itemsize == wanted.itemsize and given.data.contiguous
+    )
     if not same_bytes or sizes != [empty.size or given.size] or (given.view(wanted) != given).any():
         raise TypeError(
             f"{field} is {getattr(given, 'dtype', type(given).__name__)} {sizes}; it has to be a contiguous"
