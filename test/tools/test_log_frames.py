@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from mcap.writer import Writer
 
 from torchperf_ros.api.adapter import Adapter
 from torchperf_ros.api.errors import AdapterError, BadInput, TorchperfError
@@ -11,6 +10,8 @@ from torchperf_ros.api.messages import empty_message, encode
 from torchperf_ros.engines.built_tier import read_frames
 from torchperf_ros.tools.check import do_job, log_frames
 from torchperf_ros.tools.demo.make_log import DriveLog, write_drive
+
+from ..replay.logs.small_logs import mcap
 
 CPU = torch.device("cpu")
 IMAGE = "sensor_msgs/msg/Image"
@@ -81,21 +82,14 @@ def test_given_two_inputs_of_a_type_when_read_then_each_gets_its_own_topic_by_na
     tmp_path,
 ):
     def frames(log_topics, *inputs):
-        path = tmp_path / f"{len(inputs)}{'_'.join(log_topics).replace('/', '')}.mcap"
-        with path.open("wb") as file:
-            writer = Writer(file)
-            writer.start("ros2", "test")
-            schema = writer.register_schema(IMAGE, "ros2msg", b"")
-            channels = {topic: writer.register_channel(topic, "cdr", schema) for topic in log_topics}
-            for number, topic in enumerate(log_topics):
-                data = bytes(encode(empty_message(IMAGE, encoding=topic), IMAGE))
-                writer.add_message(channels[topic], number, data, number)
-            writer.finish()
+        entries = [
+            (topic, IMAGE, bytes(encode(empty_message(IMAGE, encoding=topic), IMAGE)), number)
+            for number, topic in enumerate(log_topics)
+        ]
         adapter = Looks({}, CPU)
         adapter.inputs = dict.fromkeys(inputs, IMAGE)
-        return [
-            {k: each.message.encoding for k, each in found.items()} for found in log_frames(adapter, path)
-        ]
+        found = log_frames(adapter, mcap(tmp_path / "drive.mcap", entries))
+        return [{name: each.message.encoding for name, each in frame.items()} for frame in found]
 
     right_first = ["/car/right", "/car/left"]
     assert frames(right_first, "left", "right") == [{"left": "/car/left", "right": "/car/right"}]
