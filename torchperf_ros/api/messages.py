@@ -304,7 +304,7 @@ def encode(message: object, name: str) -> memoryview:
 def _check_lists(message: Any, name: str) -> None:  # noqa: ANN401
     """Pass a message whose lists of numbers have the types of their fields, or at least the same bytes.
 
-    The generated writers copy an array's bytes, whatever its type: int32 in a list of float32 would be
+    The generated writers copy an array's bytes and ignore its type: int32 in a list of float32 would be
     published as other numbers.
     """
     for field, held, empty in _lists(name):

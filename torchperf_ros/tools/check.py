@@ -502,7 +502,7 @@ def log_frames(adapter: Adapter, log: Path) -> Iterator[dict[str, Received]]:
 
 
 def _inputs_in(log: LogReader, adapter: Adapter) -> dict[str, str]:
-    """The input that each topic is: that of its name, else one of its type; first the topic with most messages."""
+    """The input of each topic: that of its name, else of its type; the topic with most messages is first."""
     free, found = dict(adapter.inputs), dict[str, str]()
     for each, name in sorted(
         itertools.product(adapter.inputs, log.topics),
