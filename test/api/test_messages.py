@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -202,9 +204,8 @@ def test_given_fields_when_a_blank_message_is_made_then_they_are_its_own():
 def test_given_a_list_that_would_become_other_numbers_when_encoded_then_the_error_names_its_field(
     name, field, value, says
 ):
-    with pytest.raises(TypeError) as raised:
+    with pytest.raises(TypeError, match=re.escape(f"{name}.{field} {says}; it has to be")):
         encode(empty_message(name, **{field: value}), name)
-    assert f"{name}.{field} {says}; it has to be" in str(raised.value)
 
 
 def test_given_a_list_of_another_type_with_the_same_bytes_when_encoded_then_it_is_taken_also_deep_inside():

@@ -9,12 +9,12 @@ import pytest
 pytest.importorskip("rclpy")
 
 from rclpy.node import Node
-from rclpy.qos import qos_profile_sensor_data
+from rclpy.qos import DurabilityPolicy, QoSProfile, qos_profile_sensor_data
 from std_msgs.msg import Float64, String
 
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.api.outcome import Health
-from torchperf_ros.node.endpoints import OUTPUT_QOS, RawPublisher, resolved
+from torchperf_ros.node.endpoints import OUTPUT_QOS, Endpoints, RawPublisher, resolved
 from torchperf_ros.node.input_watch import InputWatch, why_silent
 from torchperf_ros.node.reporter import Reporter
 from torchperf_ros.observe.telemetry.rows import float64_bytes
@@ -215,3 +215,28 @@ def test_given_a_stage_that_loads_and_compiles_when_looked_at_then_each_step_is_
         "stage camera: compiling 2 of 2",
         "stage camera: nothing more is compiled",
     ]
+
+
+def test_given_messages_that_were_latched_before_when_connected_then_another_input_gets_its_own(
+    graph, stranger
+):
+    qos = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
+    latched = [stranger.create_publisher(String, f"/latched/{name}", qos) for name in ("image", "info")]
+    for publisher in latched:
+        publisher.publish(String(data="calibration"))
+    heard = []
+    stage = SimpleNamespace(
+        config=SimpleNamespace(
+            name="stage", output="latched/out", input_reliability="best_effort", stream=""
+        ),
+        actions=type("NoActions", (), {"_lines": ()})(),
+        inputs=[(n, f"latched/{name}", "std_msgs/msg/String") for n, name in enumerate(("image", "info"))],
+        pool=SimpleNamespace(description=None),
+        offer=lambda data, stamp_ns, stamped: heard.append(0),
+        offer_latest=lambda index, data, stamp_ns: heard.append(index),
+    )
+    endpoints = Endpoints(graph.node, 1, None)
+    endpoints.connect([stage], None, heard.append)
+    graph.wait_for(lambda: heard, "the latched message")
+    assert heard == [1]
+    endpoints.close()

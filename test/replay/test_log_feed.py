@@ -77,6 +77,17 @@ def test_given_a_topic_of_the_name_or_the_only_one_of_the_type_when_matched_then
     ]
 
 
+def test_given_a_stage_with_two_inputs_of_a_type_when_matched_then_no_topic_is_taken_for_both():
+    left, right = (StageInput(PERCEPTION, n, name, IMAGE, True) for n, name in enumerate(("left", "right")))
+    found, said = match(topics(front=IMAGE), left, right)
+    assert found == {"left": "/front"}
+    assert said[1].endswith("right (sensor_msgs/msg/Image), which the log does not have; goes without")
+    both = {"left": "/front", "right": "/rear"}
+    assert match(topics(front=IMAGE, rear=IMAGE), left, right, remap={"left": "/front"})[0] == both
+    with pytest.raises(LogError, match="perception takes left .*and has no such topic"):
+        match(topics(right=IMAGE), left, right)
+
+
 def test_given_a_log_of_a_node_in_a_namespace_when_a_type_is_there_twice_then_the_name_at_the_end_decides():
     log = {name: LogTopic(name, IMAGE, 5) for name in ("/car/image", "/car/rear_image")}
     found, said = match(log)

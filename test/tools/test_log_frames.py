@@ -6,10 +6,12 @@ import torch
 
 from torchperf_ros.api.adapter import Adapter
 from torchperf_ros.api.errors import AdapterError, BadInput, TorchperfError
-from torchperf_ros.api.messages import empty_message
+from torchperf_ros.api.messages import empty_message, encode
 from torchperf_ros.engines.built_tier import read_frames
 from torchperf_ros.tools.check import do_job, log_frames
 from torchperf_ros.tools.demo.make_log import DriveLog, write_drive
+
+from ..replay.logs.small_logs import mcap
 
 CPU = torch.device("cpu")
 IMAGE = "sensor_msgs/msg/Image"
@@ -74,6 +76,27 @@ def test_given_a_drive_when_kept_then_frames_are_spread_over_it_as_the_adapter_m
     numbers = [next(n for n, (image,) in enumerate(whole) if image.equal(frame)) for (frame,) in frames]
     assert numbers == sorted(numbers)
     assert (numbers[0], numbers[-1] > 80) == (0, True)
+
+
+def test_given_two_inputs_of_a_type_when_read_then_each_gets_its_own_topic_by_name_or_else_by_its_order(
+    tmp_path,
+):
+    def frames(log_topics, *inputs):
+        entries = [
+            (topic, IMAGE, bytes(encode(empty_message(IMAGE, encoding=topic), IMAGE)), number)
+            for number, topic in enumerate(log_topics)
+        ]
+        adapter = Looks({}, CPU)
+        adapter.inputs = dict.fromkeys(inputs, IMAGE)
+        found = log_frames(adapter, mcap(tmp_path / "drive.mcap", entries))
+        return [{name: each.message.encoding for name, each in frame.items()} for frame in found]
+
+    right_first = ["/car/right", "/car/left"]
+    assert frames(right_first, "left", "right") == [{"left": "/car/left", "right": "/car/right"}]
+    assert frames([*right_first, "/car/right"], "image") == [{"image": "/car/right"}] * 2
+    assert frames(["/cam0"], "left", "right") == [{"left": "/cam0"}]
+    with pytest.raises(TorchperfError, match=r"which is the trigger left; it has /right \("):
+        frames(["/right"], "left", "right")
 
 
 def test_given_frames_that_are_refused_when_kept_then_they_are_counted_and_the_others_are_kept(

@@ -304,7 +304,7 @@ def encode(message: object, name: str) -> memoryview:
 def _check_lists(message: Any, name: str) -> None:  # noqa: ANN401
     """Pass a message whose lists of numbers have the types of their fields, or at least the same bytes.
 
-    The generated writers copy an array's bytes, whatever its type: int32 in a list of float32 would be
+    The generated writers copy an array's bytes and ignore its type: int32 in a list of float32 would be
     published as other numbers.
     """
     for field, held, empty in _lists(name):
@@ -324,7 +324,9 @@ def _check_list(given: Any, empty: Any, field: str) -> None:  # noqa: ANN401
     import numpy as np  # not at the top: the command line's help needs none of it
 
     sizes, wanted = list(np.shape(given)), empty.dtype
-    same_bytes = isinstance(given, np.ndarray) and given.itemsize == wanted.itemsize and given.data.contiguous
+    same_bytes = (
+        isinstance(given, np.ndarray) and given.itemsize == wanted.itemsize and given.data.contiguous
+    )
     if not same_bytes or sizes != [empty.size or given.size] or (given.view(wanted) != given).any():
         raise TypeError(
             f"{field} is {getattr(given, 'dtype', type(given).__name__)} {sizes}; it has to be a contiguous"

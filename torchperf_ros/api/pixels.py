@@ -292,8 +292,8 @@ def _orientation(image: Image.Image) -> int:
 def _open(message: Any) -> Iterator[Image.Image]:  # noqa: ANN401
     """The file in a message; what its bytes make Pillow raise in the context is a `BadInput`."""
     try:
-        # Pillow: small wheels for every platform, no OpenCV beside the one that the vehicle already has, reads
-        # the size before it decodes, can be held to two formats, and scales JPEGs while decoding.
+        # Pillow: small wheels for every platform, no OpenCV beside the one that the vehicle has, reads the
+        # size before it decodes, can be held to two formats, and scales JPEGs while decoding.
         with Image.open(io.BytesIO(message.data), formats=_COMPRESSED_FORMATS) as image:
             yield image
     except BadInput:

@@ -8,7 +8,6 @@ the node go without a word, the lane stops the vehicle.
 
 import contextlib
 import gc
-import importlib.util
 import json
 import mmap
 import os
@@ -33,7 +32,7 @@ from std_srvs.srv import Trigger
 
 from torchperf_ros.api.alert import Alert, Level
 from torchperf_ros.api.clock import NS_PER_MS, NS_PER_S, monotonic_ns
-from torchperf_ros.node.endpoints import OUTPUT_QOS, RawPublisher
+from torchperf_ros.node.endpoints import EVENTS, OUTPUT_QOS, RawPublisher
 from torchperf_ros.node.middleware import end_within
 from torchperf_ros.observe.ros_types import ros_message_class
 from torchperf_ros.safety.emergency import Emergency
@@ -44,9 +43,6 @@ from torchperf_ros.settings.safety_options import SENSOR_TYPES, EmergencyOptions
 from torchperf_ros.workers import process_setup
 from torchperf_ros.workers.memory_file import keep_order, make_memory_file
 
-_events = importlib.import_module(  # in Humble it is the latter
-    "rclpy.event_handler" if importlib.util.find_spec("rclpy.event_handler") else "rclpy.qos_event"
-)
 MAX_PACKET_BYTES = 100_000
 _WORD, _SLOTS, _SLOT_BYTES = 8, 16, 1 << 16
 
@@ -214,7 +210,7 @@ class _Lane:
         Events of a subscription, as of a publisher that it does not match, would wake the lane's thread for
         ever, as no executor takes them; by default rclpy asks for them.
         """
-        no_events = _events.SubscriptionEventCallbacks(use_default_callbacks=False)
+        no_events = EVENTS.SubscriptionEventCallbacks(use_default_callbacks=False)
         clock = [("/clock", "rosgraph_msgs/msg/Clock")] if self.rules.simulated else []
         return [
             (

@@ -4,6 +4,7 @@ Message classes and names of topics, publishers, and the endpoints of its stages
 """
 
 import functools
+import importlib.util
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -28,6 +29,13 @@ if TYPE_CHECKING:
         Recording,
     )  # which the emergency lane and listeners do without
 
+EVENTS = importlib.import_module(  # in Humble it is the latter
+    "rclpy.event_handler" if importlib.util.find_spec("rclpy.event_handler") else "rclpy.qos_event"
+)
+# It matches only publishers that keep their last message for who comes later, and gets that one.
+LATCHED_QOS = QoSProfile(
+    depth=1, reliability=ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.TRANSIENT_LOCAL
+)
 OUTPUT_QOS = QoSProfile(
     depth=10, reliability=ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.VOLATILE
 )
@@ -164,13 +172,19 @@ class Endpoints:
         )
 
     def _subscribe(self, source: StageInput) -> Subscription:
-        """A raw subscription: the message stays bytes on its way through the node."""
+        """A raw subscription: the message stays bytes on its way through the node.
+
+        Another one is for what was published before, once and for all, as the calibration of a camera is. A
+        trigger needs none: its old message is no frame.
+        """
         best_effort = source.stage.config.input_reliability == "best_effort"
         reliability = ReliabilityPolicy.BEST_EFFORT if best_effort else ReliabilityPolicy.RELIABLE
         qos = QoSProfile(depth=1, reliability=reliability, durability=DurabilityPolicy.VOLATILE)
         is_heard = self._begin_to_hear(source.topic, source.type_name)
         receive = functools.partial(self._hear, source) if is_heard else source.receive
         self.inputs.append(source)
+        if source.index:
+            self._take(source.topic, source.type_name, receive, LATCHED_QOS)
         return self._take(source.topic, source.type_name, receive, qos)
 
     def listen(self, topics: Iterable[tuple[str, str]]) -> None:
@@ -188,7 +202,15 @@ class Endpoints:
     def _take(
         self, topic: str, type_name: str, receive: Callable[[bytes], None], qos: QoSProfile
     ) -> Subscription:
-        made = self._node.create_subscription(ros_message_class(type_name), topic, receive, qos, raw=True)
+        made = self._node.create_subscription(
+            ros_message_class(type_name),
+            topic,
+            receive,
+            qos,
+            raw=True,
+            # By default a subscription warns of each publisher that it does not match.
+            event_callbacks=EVENTS.SubscriptionEventCallbacks(use_default_callbacks=qos is not LATCHED_QOS),
+        )
         self._subscriptions.append(made)
         return made
 

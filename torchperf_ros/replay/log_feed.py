@@ -64,8 +64,8 @@ def match_topics(
     One that was named by `remap` (topic of the log by topic of a stage), else the one that an incident's
     node took, else one of the same name, else the only one of the type, else the only one of the type whose
     name ends so, as in the log of a node in a namespace. The last two are never outputs of stages, which a
-    log of the node holds as well. `say` gets topics that were chosen by their type, and inputs that are
-    absent and can be done without.
+    log of the node holds as well, nor the topic of another input of the stage. `say` gets topics that were
+    chosen by their type, and inputs that are absent and can be done without.
 
     `wanted` are the inputs that no stage of the replay gives out; a stage gets no frame without its
     trigger.
@@ -83,29 +83,35 @@ def match_topics(
     first: dict[str, StageInput] = {}
     found: dict[str, str] = {}
     for item in wanted:
-        key, msg = absolute(item.topic), ""
+        key = absolute(item.topic)
         other = first.setdefault(key, item)
         taken = known.inputs.get((_name(item), item.index), "")
         topic = topics.get(named[key]) if key in named else topics.get(taken) or topics.get(key)
         if full_name(other.type_name) != full_name(item.type_name):
-            msg = (
+            raise LogError(
                 f"topic {item.topic}: {_name(other)} takes it as {other.type_name}, {_name(item)} as"
                 f" {item.type_name}"
             )
-        elif key in named and topic is None:
-            msg = (
+        if key in named and topic is None:
+            raise LogError(
                 f"log {log}: has no topic {named[key]}, which --map names; it has:"
                 f" {_listed(topics.values())}"
             )
-        elif key in named and topic is not None and not _fits(topic, item):
-            msg = (
+        if key in named and topic is not None and not _fits(topic, item):
+            raise LogError(
                 f"log {log}: {topic.name} is {topic.type_name}; {_name(item)} takes"
                 f" {item.type_name}{_hint(topic)}"
             )
-        if msg:
-            raise LogError(msg)
         if topic is None or not _fits(topic, item):
-            topic = _only_one(item, topics.values(), known.outputs, log, say)
+            siblings = {
+                each
+                for one in wanted
+                if one.stage is item.stage and absolute(one.topic) != key
+                if min(one.index, item.index) >= 0  # guard and scenes may take what the adapter takes
+                for each in (found.get(one.topic), named.get(absolute(one.topic), absolute(one.topic)))
+            }
+            free = [each for each in topics.values() if each.name not in siblings]
+            topic = _only_one(item, free, known.outputs, log, say)
         if topic is not None:
             found[item.topic] = topic.name
     return found

@@ -13,6 +13,7 @@ compared by. A process of its own reads them, as the adapter's code runs there. 
 """
 
 import contextlib
+import itertools
 import math
 import time
 import traceback
@@ -50,6 +51,7 @@ from torchperf_ros.engines.outputs import (
     tensors_in,
 )
 from torchperf_ros.engines.parity import KeptState, depends_on_state, random_inputs, same
+from torchperf_ros.replay.log_feed import absolute
 from torchperf_ros.replay.logs.log_reader import LogReader
 from torchperf_ros.settings.build_options import BuildOptions, axes_of, within
 from torchperf_ros.tools.tune.trial_run import example_of
@@ -336,8 +338,7 @@ def _why_other(given: Inputs, example: Inputs, adapter: Adapter) -> str:
     if [(t.dtype, t.dim()) for t in given] != [(t.dtype, t.dim()) for t in example]:
         return "number, types and dimensions of the tensors have to be the same"
     dims = adapter.dynamic_dims()
-    declared = within(shapes_of(given), axes_of(dims, shapes_of(example)), shapes_of(example))
-    if declared:
+    if within(shapes_of(given), axes_of(dims, shapes_of(example)), shapes_of(example)):
         return _DECLARED
     return f"`dynamic_dims` has to declare the difference; it declares {dict(dims) or 'none'}"
 
@@ -397,10 +398,9 @@ def _made(inputs: Mapping[str, str], example: Sequence[torch.Tensor]) -> Iterato
             height, width = _image_size(example)
             message.height, message.width, message.encoding, message.step = height, width, "rgb8", width * 3
             message.data = np.full(height * width * 3, 128, np.uint8)
-        stamp_ns = 0
-        if has_header(kind):
+        stamp_ns = _MADE_STAMP_NS if has_header(kind) else 0
+        if stamp_ns:
             message.header.stamp.sec = 1
-            stamp_ns = _MADE_STAMP_NS
         yield topic, Received(decode(bytes(encode(message, kind)), kind), stamp_ns, 0.0)
 
 
@@ -453,9 +453,7 @@ def keep_frames(job: Mapping[str, Any]) -> str:
     """
     device, log = Device(choose_device(job["device"]), 0).device, Path(job["log"])
     adapter = open_adapter(job["adapter"], job["options"], device)
-    trigger = next(iter(adapter.inputs))
-    with LogReader(log) as counted:
-        triggers = sum(1 for _ in counted.messages(_topics_of(counted, adapter.inputs[trigger])))
+    triggers = sum(1 for _ in log_frames(adapter, log))
     chosen = set(np.linspace(0, triggers - 1, min(_MOST_FRAMES, triggers)).astype(int))
     frames, refused, why = list[Inputs](), 0, ""
     for number, messages in enumerate(log_frames(adapter, log)):
@@ -481,28 +479,33 @@ def keep_frames(job: Mapping[str, Any]) -> str:
 def log_frames(adapter: Adapter, log: Path) -> Iterator[dict[str, Received]]:
     """Each frame of a log: its trigger, and the newest message of each other input before it, if any.
 
-    A topic is the first input of its message type.
-
     Raises:
         TorchperfError: the log has no message of the trigger's type.
     """
-    by_type = {kind: topic for topic, kind in reversed(adapter.inputs.items())}
     trigger, latest = next(iter(adapter.inputs)), dict[str, Received]()
     with LogReader(log) as reader:
-        _topics_of(reader, adapter.inputs[trigger])
-        for message in reader.messages():
-            topic = by_type.get(message.type_name)
-            if topic is None:
-                continue
+        inputs = _inputs_in(reader, adapter)
+        for message in reader.messages(inputs):
             stamp_ns = header_stamp_ns(message.data) if has_header(message.type_name) else 0
-            latest[topic] = Received(decode(message.data, message.type_name), stamp_ns, 0.0)
-            if topic == trigger:
+            decoded = decode(message.data, message.type_name)
+            latest[inputs[message.topic]] = Received(decoded, stamp_ns, 0.0)
+            if inputs[message.topic] == trigger:
                 yield {name: latest[name] for name in adapter.inputs if name in latest}
 
 
-def _topics_of(log: LogReader, kind: str) -> list[str]:
-    found = [name for name, topic in log.topics.items() if topic.type_name == kind]
-    if not found:
-        kinds = ", ".join(sorted({topic.type_name for topic in log.topics.values()}))
-        raise TorchperfError(f"log {log.path} has no {kind}, which is the trigger; it has {kinds}")
+def _inputs_in(log: LogReader, adapter: Adapter) -> dict[str, str]:
+    """The input of each topic: that of its name, else of its type; the topic with most messages is first."""
+    free, found = dict(adapter.inputs), dict[str, str]()
+    for each, name in sorted(
+        itertools.product(adapter.inputs, log.topics),
+        key=lambda pair: (not pair[1].endswith(absolute(pair[0])), -log.topics[pair[1]].count),
+    ):
+        if each in free and name not in found and full_name(free[each]) == log.topics[name].type_name:
+            found[name] = each
+            del free[each]
+    if (trigger := next(iter(adapter.inputs))) in free:
+        there = ", ".join(f"{topic.name} ({topic.type_name})" for topic in log.topics.values())
+        raise TorchperfError(
+            f"log {log.path} has no {adapter.inputs[trigger]}, which is the trigger {trigger}; it has {there}"
+        )
     return found
