@@ -525,7 +525,7 @@ def meets_head_on(
         )
         towards[along_road] |= (ahead_m_s < 0.0) & (seen.speeds[on_road] >= STANDS)
     else:
-        # A plan that keeps its lane says nothing of the road beyond its end, but for what may be in our own bend.
+        # A plan that keeps its lane says nothing of the road beyond its end, but of our own bend.
         towards &= (course.is_along & ~(course.joined & ~course.arc) & ~course.strays)[which]
     if lane.length < _MOVES or not np.count_nonzero(towards):
         return nothing

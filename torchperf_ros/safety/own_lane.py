@@ -260,7 +260,7 @@ class OwnLane:
         return largest(np.abs(aside_m[s <= max(self.lane.length + _BEYOND_M, s[0])])) > _KEEPS_M
 
     def _beside(self, lane: Lane, way: Lane) -> Floats:
-        """How far along a lane and beside it a way's eighths and its middle pose are; asked for again, as before."""
+        """How far along a lane and beside it a way's eighths and its middle pose are, found once."""
         if self._asked is None or self._asked[0] is not lane or self._asked[1] is not way:
             last = len(way.own_place) - 1
             at = np.append(_EIGHTHS * last // 8, (last + 1) // 2)

@@ -524,7 +524,7 @@ def course_of(lane: Lane, arc: Arc, seen: Seen, shown: Shown = NOTHING_SHOWN, sp
         by_lane, by_arc = joined, none
     by_lane |= joined
     straight = ~(by_lane | by_arc) | crosses
-    # What comes where the plan leads is in no lane beside it: if it is little aslant, it may keep to the plan's way.
+    # What comes in the plan's way is in no lane beside it: a little aslant, it may keep to that way.
     by_lane |= keeps_lane & ~as_we & (np.abs(on_lane.left) < _BESIDE_M) & (off_lane < _LITTLE_ASLANT)
     bends = np.full(len(moves), arc.bend)
     course = Course(
