@@ -229,6 +229,8 @@ def demo(
     their own result in time (with --sabotage 95 % and 85 %), and none later than
     1 ms after its deadline; 1 if not; 2 if the log cannot be played; 3 if not,
     and other programs took more than a tenth of the processor: no verdict.
+    A bare timer runs beside the node: what it was late while an answer should
+    have left is the machine's time and not the node's.
     """
     need("rclpy")
     if log is not None and cameras > 1:

@@ -434,7 +434,7 @@ def gpu_source(device: str, sys: Path = Path("/sys")) -> Gpu:
 def time_barely(cpu: int, every_ns: int) -> None:
     """Wake up on this processor again and again, and print each time that it was late by a millisecond.
 
-    When, in ROS time in ns, and by how many ns: for so long the machine ran nothing here, whatever it was to run.
+    It prints the ROS time and the lateness, both in ns. So long the processor ran nothing of this priority.
     """
     os.sched_setaffinity(0, [cpu])
     due_ns = time.monotonic_ns()
@@ -451,7 +451,7 @@ def time_barely(cpu: int, every_ns: int) -> None:
 if __name__ == "__main__":
     prefer_this_process(_TIMER_PRIORITY)
     first, *others = sorted(os.sched_getaffinity(0))
-    # Each 2 ms; where there are many processors 2,000 times a second in all, which is a few percent of one of them.
+    # Each 2 ms; where there are many processors, 2,000 times a second in all.
     rate_ns = max(2 * NS_PER_MS, (1 + len(others)) * NS_PER_MS // 2)
     for other in others:
         threading.Thread(target=time_barely, args=(other, rate_ns), daemon=True).start()

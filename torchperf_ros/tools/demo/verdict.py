@@ -85,7 +85,7 @@ class DriveState(NodeState):
         self.injections: list[Injection] = []  # what was sabotaged
         self.player: dict[str, Any] = {}  # what the player wrote at its end
         self.player_ready = False
-        # when a bare timer beside the node woke up late, in ROS time, and by how much: the machine stood still
+        # of a bare timer beside the node: ROS time of a late wake-up, and its lateness
         self.stalls_ns: list[tuple[int, int]] = []
         self.ended_ns = 0  # since when the node's counters are those of the whole drive
         self.others_share = math.nan  # of the processor, that other programs or the host took, 0 to 1
