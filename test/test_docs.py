@@ -187,7 +187,7 @@ def project(tmp_path_factory):
     )
     (folder / "my_robot").mkdir()
     (folder / "my_robot" / "segmenter.py").write_text(python, encoding="utf-8")
-    for name in ("segmenter.yaml", "my.yaml"):
+    for name in ("segmenter.yaml", "my.yaml", "tuned.yaml"):
         (folder / name).write_text(parameters, encoding="utf-8")
     for content, name in re.findall(r"`(\{.*?\})` in `(\w+\.yaml)`", TEXTS["testing.md"]):
         (folder / name).write_text(content, encoding="utf-8")

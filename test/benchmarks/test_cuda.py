@@ -19,7 +19,8 @@ from benchmarks import cuda
 from benchmarks.rig.cuda.build_times import build_times
 from benchmarks.rig.cuda.by_hand import FP32, best_of, by_hand
 from benchmarks.rig.cuda.networks import SIZES, NetworkAdapter, network
-from benchmarks.rig.cuda.parts import PARTS, PHASES, ROS_ONLY, tests_so_far, usual
+from benchmarks.rig.cuda.parts import PARTS, PHASES, ROS_ONLY, usual
+from benchmarks.rig.cuda.parts import tests_so_far as found_of_tests
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -166,6 +167,6 @@ def test_given_tests_of_which_some_still_run_when_cut_off_then_those_that_have_e
         "[gw1] [100%] FAILED test/c.py::d",
         "e.py",
     ]
-    found = tests_so_far(lines)
+    found = found_of_tests(lines)
     assert found.figures["ended"] == {"test/a.py::b": "PASSED", "test/c.py::d": "FAILED"}
     assert found.wrong == ["FAILED test/c.py::d"]

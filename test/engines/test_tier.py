@@ -215,7 +215,8 @@ def test_given_an_engine_that_runs_out_of_memory_again_and_again_when_run_then_i
 ):
     errors = [RuntimeError("run_func_(...) API call failed")] * 3  # as one arrives inside of a package
     tier, call, model, said = engine(*errors, torch.OutOfMemoryError("API call failed"))
-    monkeypatch.setattr(tier.device, "_refused", lambda: call.runs)
+    monkeypatch.setattr(tier.device, "is_cuda", True)
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda _: {"num_ooms": call.runs})
     for _ in range(4):
         with pytest.raises(torch.OutOfMemoryError, match="API call failed"):
             tier.run(X)
