@@ -133,8 +133,11 @@ class _ReadTensors(SeesOperations):
         kwargs: Any = None,  # noqa: ANN401
     ) -> Any:  # noqa: ANN401
         outputs = func(*args, **(kwargs or {}))
-        leaves = pytree.tree_leaves((args, kwargs, outputs))
-        self.seen += [weakref.ref(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        self.seen += [
+            weakref.ref(leaf)
+            for leaf in pytree.tree_leaves((args, kwargs, outputs))
+            if isinstance(leaf, torch.Tensor)
+        ]
         return outputs
 
 
@@ -231,8 +234,8 @@ def _capture(
             outputs = call(*inputs)
     except Exception as error:
         torch.cuda.set_stream(caller)
-        text = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise CaptureFailed(f"it cannot be captured as a CUDA graph: {_place(error)}{text}") from error
+        text = f"it cannot be captured as a CUDA graph: {_place(error)}{type(error).__name__}: {error}"
+        raise CaptureFailed(text.splitlines()[0]) from error
     if holds_lazy(outputs) or _plain_values(outputs) != plain:
         raise EngineUnavailable(
             "no CUDA graph: its outputs hold a generator, or a plain value that is another at each call"

@@ -103,8 +103,8 @@ def build_package(
     """
     if not shutil.which(compiler := os.environ.get("CXX", "g++")):
         raise PackageError(
-            f"packages cannot be built here: the C++ compiler {compiler} is not there; install g++, or set CXX"
-            " to one that is"
+            f"packages cannot be built here: the C++ compiler {compiler} is not there; install g++, or set"
+            " CXX to one that is"
         )
     if any(tensor.is_cuda for tensor in example):
         check_toolkit()
@@ -172,11 +172,13 @@ def lays_out_images(program: torch.export.ExportedProgram, device: torch.device)
     if device.type == "cpu":
         return bool(torch.backends.mkldnn.is_available())
     convolutions = [node for node in program.graph.nodes if str(node.target).startswith("aten.conv")]
-    sizes = ([each.meta["val"].shape for each in node.args[:2]] for node in convolutions)
     return (
         not program.range_constraints
         and len(program.graph.nodes) < 100 * len(convolutions)
-        and all(weight[1] in (1, image[1]) for image, weight in sizes)
+        and all(
+            node.args[1].meta["val"].shape[1] in {1, node.args[0].meta["val"].shape[1]}
+            for node in convolutions
+        )
     )
 
 

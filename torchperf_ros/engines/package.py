@@ -203,9 +203,11 @@ def ways_of(tier: BuiltTier, options: BuildOptions) -> tuple[dict[str, BuildOpti
     library = ", ".join(engine.version or name for name, engine in ENGINES.items() if name in ways)
     if is_cuda:
         library += ", graphs of all sizes"
-        # Tensor cores take convolutions with channels last; others would be laid out anew for each.
-        images = plain.channels_last or plain.precision in {"bf16", "fp16"}
-        ways[GRAPH] = replace(plain.with_engine(GRAPH), channels_last=images)
+        ways[GRAPH] = replace(
+            plain.with_engine(GRAPH),
+            # Tensor cores take convolutions with channels last; others would be laid out anew for each.
+            channels_last=plain.channels_last or plain.precision in {"bf16", "fp16"},
+        )
         if not tier.dims:
             ways[f"compile {GRAPH_MODE}"] = replace(plain.with_engine(OF_PARTS), mode=GRAPH_MODE)
     return ways, identify(tier, options, library)
