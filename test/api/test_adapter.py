@@ -43,21 +43,18 @@ MODULE = """
 """
 
 
-@pytest.mark.parametrize("path", ["module", "module:", ":Class"])
-def test_given_a_path_of_another_form_when_loaded_then_the_error_shows_the_form(path):
-    with pytest.raises(
-        AdapterError, match=r"does not have the form module:Class, for example torchperf_ros\."
-    ):
-        load_adapter(path)
-
-
 @pytest.mark.parametrize(
-    "path", ["my_robot/depth.py:Depth", "/my_robot/depth:Depth", "my_robot.depth.py:Depth"]
+    ("path", "example"),
+    [
+        *((path, r"torchperf_ros\.") for path in ("module", "module:", ":Class")),
+        *(
+            (path, r"my_robot\.depth:Depth")
+            for path in ("my_robot/depth.py:Depth", "/my_robot/depth:Depth", "my_robot.depth.py:Depth")
+        ),
+    ],
 )
-def test_given_a_path_of_a_file_when_loaded_then_the_error_shows_the_module(path):
-    with pytest.raises(
-        AdapterError, match=r"does not have the form module:Class, for example my_robot\.depth:Depth"
-    ):
+def test_given_a_path_of_another_form_or_of_a_file_when_loaded_then_the_error_shows_the_form(path, example):
+    with pytest.raises(AdapterError, match=f"does not have the form module:Class, for example {example}"):
         load_adapter(path)
 
 

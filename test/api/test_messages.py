@@ -152,17 +152,20 @@ def test_given_an_installed_package_when_its_type_is_asked_for_then_its_files_ar
     assert found.header.stamp.sec == 4
 
 
-def test_given_an_installed_type_that_needs_a_missing_one_when_asked_twice_then_both_say_which(install):
-    install("half_msgs", Whole="absent_msgs/Part part\n")
+@pytest.mark.parametrize(
+    ("package", "name", "text", "said"),
+    [
+        ("half_msgs", "Whole", "absent_msgs/Part part\n", "absent_msgs/msg/Part"),
+        ("broken_msgs", "Bad", "float32[ x\n", "broken_msgs/msg/Bad"),
+    ],
+)
+def test_given_an_installed_type_of_a_missing_one_or_no_definition_when_asked_twice_then_both_say_which(
+    install, package, name, text, said
+):
+    install(package, **{name: text})
     for _ in range(2):
-        with pytest.raises(UnknownMessageType, match="absent_msgs/msg/Part"):
-            message_class("half_msgs/msg/Whole")
-
-
-def test_given_an_installed_file_that_is_no_definition_when_asked_then_the_error_names_the_type(install):
-    install("broken_msgs", Bad="float32[ x\n")
-    with pytest.raises(UnknownMessageType, match="broken_msgs/msg/Bad"):
-        message_class("broken_msgs/msg/Bad")
+        with pytest.raises(UnknownMessageType, match=said):
+            message_class(f"{package}/msg/{name}")
 
 
 def test_given_a_type_when_asked_for_its_fields_then_each_has_the_type_that_it_or_its_elements_are_of():

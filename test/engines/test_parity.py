@@ -114,23 +114,37 @@ def test_given_engines_when_checked_then_the_worst_of_all_inputs_counts():
                 engine_check(lambda x, off=off: x + next(off))
 
 
-def test_given_an_engine_that_ignores_its_inputs_when_checked_then_it_is_refused_though_the_figures_are_good():
-    base = torch.full((1, 3), 1e6)
-    with pytest.raises(ParityError, match="do not depend on the inputs"):
-        engine_check(lambda x: base, lambda x: base + x)
+BASE = torch.full((1, 3), 1e6)
 
 
-def test_given_a_model_that_ignores_its_inputs_when_checked_then_its_engine_may_as_well():
-    assert engine_check(lambda x: X.clone(), lambda x: X) == Parity(0.0, 0.0)
+@pytest.mark.parametrize(
+    ("candidate", "reference", "words"),
+    [
+        (lambda x: BASE, lambda x: BASE + x, "do not depend on the inputs"),
+        (lambda x: 3, lambda x: 3, "cannot be compared: eager gives 3"),
+    ],
+    ids=["ignores its inputs", "no tensors"],
+)
+def test_given_outputs_that_show_nothing_when_checked_then_they_are_refused_though_the_figures_are_good(
+    candidate, reference, words
+):
+    with pytest.raises(ParityError, match=words):
+        engine_check(candidate, reference)
 
 
-def test_given_a_model_that_writes_to_its_inputs_when_checked_then_the_engine_gets_them_as_drawn():
-    assert engine_check(lambda x: x.add_(1.0).clone(), lambda x: x.add_(1.0).clone()).max_error == 0.0
-
-
-def test_given_outputs_without_tensors_when_checked_then_they_are_refused_because_nothing_was_compared():
-    with pytest.raises(ParityError, match="cannot be compared: eager gives 3"):
-        engine_check(lambda x: 3, lambda x: 3)
+@pytest.mark.parametrize(
+    ("candidate", "reference"),
+    [
+        (lambda x: X.clone(), lambda x: X),
+        (lambda x: x.add_(1.0).clone(), lambda x: x.add_(1.0).clone()),
+        (torch.empty(1, 3).copy_, lambda x: x),
+    ],
+    ids=["ignores its inputs", "writes to its inputs", "reuses its memory"],
+)
+def test_given_a_model_or_an_engine_with_a_way_of_its_own_when_checked_then_it_is_compared_as_any_other(
+    candidate, reference
+):
+    assert engine_check(candidate, reference) == Parity(0.0, 0.0)
 
 
 def same_sign(outputs, reference):
@@ -155,33 +169,33 @@ def test_given_numbers_beyond_the_limit_when_the_answers_are_the_same_then_the_e
     assert check_engine(again, again, ANSWERED[0], {}, "fp16", briefly=True, scoring=scoring).score == 1.0
 
 
-def test_given_numbers_beyond_the_limit_when_one_answer_differs_then_both_figures_are_named():
-    words = r"relative L2 .* allowed for fp32: .*; the answers' score is 0\.833, at least 0\.995 is needed"
-    with pytest.raises(ParityError, match=words):
-        by_sign(lambda x: torch.where(x == 3.0, -x, 1.08 * x))
+DECIDE = "outputs differ from eager's: relative L2 [^;]*; allowed for fp32: [^;]*$"
 
 
 @pytest.mark.parametrize(
-    "how",
+    ("candidate", "how", "words"),
     [
-        {"score": lambda outputs, reference: None},
-        {"score": lambda outputs, reference: 1.0},  # it could not fail
-        {"inputs": ()},
+        (
+            lambda x: torch.where(x == 3.0, -x, 1.08 * x),
+            {},
+            r"relative L2 .* allowed for fp32: .*; the answers' score is 0\.833, at least 0\.995 is needed",
+        ),
+        (lambda x: 1.08 * x, {"score": lambda outputs, reference: None}, DECIDE),
+        (lambda x: 1.08 * x, {"score": lambda outputs, reference: 1.0}, DECIDE),  # it could not fail
+        (lambda x: 1.08 * x, {"inputs": ()}, DECIDE),
+        (
+            lambda x: torch.where(x == 2.0, torch.nan, 1.08 * x),
+            {"score": lambda outputs, reference: same_sign(outputs[:, :2], reference[:, :2])},
+            r"score is 0\.000",
+        ),
     ],
+    ids=["one answer differs", "no score", "always 1", "no inputs", "NaN that no answer shows"],
 )
-def test_given_a_score_that_says_nothing_when_numbers_are_beyond_the_limit_then_they_decide(how):
-    with pytest.raises(
-        ParityError, match="outputs differ from eager's: relative L2 [^;]*; allowed for fp32: [^;]*$"
-    ):
-        by_sign(lambda x: 1.08 * x, **how)
-
-
-def test_given_nan_that_no_answer_shows_when_scored_then_the_engine_is_refused():
-    def blind(outputs, reference):
-        return same_sign(outputs[:, :2], reference[:, :2])
-
-    with pytest.raises(ParityError, match=r"score is 0\.000"):
-        by_sign(lambda x: torch.where(x == 2.0, torch.nan, 1.08 * x), score=blind)
+def test_given_numbers_beyond_the_limit_when_answers_differ_or_say_nothing_then_the_engine_is_refused(
+    candidate, how, words
+):
+    with pytest.raises(ParityError, match=words):
+        by_sign(candidate, **how)
 
 
 def test_given_an_engine_that_is_known_by_its_score_when_other_sizes_are_checked_then_twice_its_distance_is_allowed():
@@ -189,11 +203,6 @@ def test_given_an_engine_that_is_known_by_its_score_when_other_sizes_are_checked
     check(X, 1.15 * X, "fp32", known)
     with pytest.raises(ParityError, match="relative L2 0.17, .* allowed for fp32: relative L2 0.16"):
         check(X, 1.17 * X, "fp32", known)
-
-
-def test_given_an_engine_that_reuses_its_memory_when_checked_then_it_is_not_taken_for_a_constant():
-    kept = torch.empty(1, 3)
-    engine_check(kept.copy_)
 
 
 def test_given_dynamic_dims_when_drawn_then_sizes_lie_in_the_ranges_and_are_shared_as_declared():

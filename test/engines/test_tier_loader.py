@@ -3,6 +3,7 @@
 import functools
 import shutil
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -120,9 +121,7 @@ def other_package(monkeypatch, call):
 def test_given_a_cache_that_is_somebody_elses_when_a_package_is_refused_then_the_tier_runs_in_eager_all_the_same(
     load, monkeypatch
 ):
-    def refuse(cache, package):
-        raise ConfigError("parameter cache_dir: cannot be written")
-
+    refuse = mock.Mock(side_effect=ConfigError("parameter cache_dir: cannot be written"))
     monkeypatch.setattr(PackageCache, "remove", refuse)
     other_package(monkeypatch, lambda x, mask: {"scores": x})
     loaded = load()
@@ -169,9 +168,7 @@ def test_given_engine_compile_when_loaded_then_it_is_compiled_here_and_checked(l
 def test_given_a_model_that_cannot_be_compiled_or_a_package_that_raises_then_eager_runs_and_says_why(
     load, monkeypatch
 ):
-    def refuse(*args, **options):
-        raise RuntimeError("no such operator\nmore\nlines")
-
+    refuse = mock.Mock(side_effect=RuntimeError("no such operator\nmore\nlines"))
     monkeypatch.setattr(torch, "compile", refuse)
     loaded = load(options=BuildOptions("compile"))
     assert loaded.reported[0].startswith("tier full runs in eager: compile RuntimeError: no such operator")

@@ -295,23 +295,6 @@ def test_given_no_vision_msgs_when_chosen_then_construction_says_what_to_install
         CameraAdapter({"output": "detection2d"}, CPU)
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"colour": 1}, "'colour' .value 1. is unknown; allowed: compressed, output"),
-        ({"compressed": 1}, "'compressed' is 1; allowed: true or false"),
-        ({"output": []}, "'output' is \\[\\]; allowed: 'markers' or 'detection2d'"),
-        ({"max_detections": True}, "'max_detections' is True; allowed: a whole number from 0 to 1792"),
-        ({"score_threshold": math.nan}, "'score_threshold' is nan; allowed: a number from 0 to 1"),
-    ],
-)
-def test_given_a_bad_option_when_constructed_then_the_error_names_it_its_value_and_what_is_allowed(
-    options, says
-):
-    with pytest.raises(ConfigError, match=says):
-        CameraAdapter(options, CPU)
-
-
 def test_given_an_unknown_tier_when_built_then_the_error_names_it_and_those_that_exist():
     with pytest.raises(ConfigError, match="'huge' does not exist; allowed: full, medium, fast"):
         CameraAdapter({}, CPU).build("huge")

@@ -8,6 +8,7 @@ import torch
 from torchperf_ros.api.adapter import Received
 from torchperf_ros.api.errors import BadInput, ConfigError
 from torchperf_ros.models.camera import CameraAdapter
+from torchperf_ros.models.camera_driving import CameraDrivingAdapter
 from torchperf_ros.models.detection_messages import Cube, Detection
 from torchperf_ros.models.fusion import FusionAdapter, fused
 from torchperf_ros.models.lidar import LidarAdapter
@@ -87,19 +88,58 @@ def test_given_one_sensor_or_both_when_postprocessed_then_what_is_there_is_publi
     assert found[0].ns == "car"
 
 
-def test_given_neither_sensor_or_a_bad_option_then_the_error_says_so():
+def test_given_neither_sensor_then_the_error_says_so():
     adapter = FusionAdapter({}, CPU)
     with pytest.raises(BadInput, match="neither image nor cloud is there"):
         adapter.preprocess(messages())
-    for options, says in (
-        ({"camera": 3}, "'camera' is 3; it has to be an object"),
-        ({"camera": {"horizon": math.inf}}, "'horizon' is inf"),
-        ({"lidar": {"hight": 1}}, "'hight' .value 1. is unknown"),
-        ({"hight": 1}, "FusionAdapter: option 'hight'"),
-        ({"lidar": {"score_threshold": 0.4}}, "'score_threshold' of 'lidar' has no effect"),
-    ):
-        with pytest.raises(ConfigError, match=says):
-            FusionAdapter(options, CPU)
+
+
+@pytest.mark.parametrize(
+    ("adapter", "options", "says"),
+    [
+        *(
+            (CameraAdapter, options, says)
+            for options, says in (
+                ({"colour": 1}, "'colour' .value 1. is unknown; allowed: compressed, output"),
+                ({"compressed": 1}, "'compressed' is 1; allowed: true or false"),
+                ({"output": []}, "'output' is \\[\\]; allowed: 'markers' or 'detection2d'"),
+                (
+                    {"max_detections": True},
+                    "'max_detections' is True; allowed: a whole number from 0 to 1792",
+                ),
+                ({"score_threshold": math.nan}, "'score_threshold' is nan; allowed: a number from 0 to 1"),
+            )
+        ),
+        *(
+            (LidarAdapter, options, says)
+            for options, says in (
+                (
+                    {"colour": 1},
+                    "'colour' .value 1. is unknown; allowed: max_detections, score_threshold, height_m",
+                ),
+                ({"height_m": 11}, "'height_m' is 11; allowed: a number from -10 to 10"),
+                ({"weights": 3}, "'weights' is 3; allowed: a non-empty string"),
+            )
+        ),
+        *(
+            (FusionAdapter, options, says)
+            for options, says in (
+                ({"camera": 3}, "'camera' is 3; it has to be an object"),
+                ({"camera": {"horizon": math.inf}}, "'horizon' is inf"),
+                ({"lidar": {"hight": 1}}, "'hight' .value 1. is unknown"),
+                ({"hight": 1}, "FusionAdapter: option 'hight'"),
+                ({"lidar": {"score_threshold": 0.4}}, "'score_threshold' of 'lidar' has no effect"),
+            )
+        ),
+        (CameraDrivingAdapter, {"horizon": 2.0}, "'horizon' is 2.0; allowed: a number from 0 to 1"),
+        (CameraDrivingAdapter, {"hight": 1}, "'hight' .value 1. is unknown"),
+    ],
+)
+def test_given_a_bad_option_when_constructed_then_the_error_names_it_its_value_and_what_is_allowed(
+    adapter, options, says
+):
+    with pytest.raises(ConfigError, match=says):
+        adapter(options, CPU)
 
 
 def test_given_the_example_when_run_then_both_networks_answer():

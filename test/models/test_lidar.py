@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchperf_ros.api.adapter import Received
-from torchperf_ros.api.errors import BadInput, ConfigError
+from torchperf_ros.api.errors import BadInput
 from torchperf_ros.api.messages import decode, empty_message, encode, header, stamp_ns_of
 from torchperf_ros.engines.package_engine import export
 from torchperf_ros.models import lidar, networks
@@ -159,24 +159,6 @@ def test_given_example_messages_when_a_frame_runs_then_every_tier_takes_them_and
             outputs = adapter.build(tier)(*inputs)
         assert len(adapter.postprocess(outputs, given).markers) == 6
     assert len(inputs[0]) > 10_000
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (
-            {"colour": 1},
-            "'colour' .value 1. is unknown; allowed: max_detections, score_threshold, height_m",
-        ),
-        ({"height_m": 11}, "'height_m' is 11; allowed: a number from -10 to 10"),
-        ({"weights": 3}, "'weights' is 3; allowed: a non-empty string"),
-    ],
-)
-def test_given_a_bad_option_when_constructed_then_the_error_names_it_its_value_and_what_is_allowed(
-    options, says
-):
-    with pytest.raises(ConfigError, match=says):
-        LidarAdapter(options, CPU)
 
 
 def test_given_a_broken_message_when_preprocessed_then_the_refusal_names_the_field():

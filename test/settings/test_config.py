@@ -21,7 +21,6 @@ from torchperf_ros.settings.config import (
     stage_parameters,
 )
 from torchperf_ros.settings.params_file import (
-    config_of,
     params_for_ros,
     params_of_file,
     parse_value,
@@ -196,6 +195,10 @@ def test_given_a_name_that_cannot_be_a_stages_when_configured_then_it_is_refused
             r"mine\.precision: .* has 2 entries; it has to have 1, or 3, one per tier",
         ),
         *(
+            ({"output": topic}, r"mine\.output: .* is no topic: letters, digits")
+            for topic in ("la bels", "1st", "a//b", "a/", "bücher", "a-b", "~a")
+        ),
+        *(
             ({"options": x}, r"mine\.options: ")
             for x in ("{", "[]", "1", "null", '"x"', "{'a': 1}", "[" * 100_000)
         ),
@@ -244,25 +247,9 @@ def test_given_values_of_the_right_form_when_configured_then_they_are_kept():
     assert folders == ("/opt/models", "~/packages")
 
 
-def test_given_two_stages_when_they_share_an_output_then_the_error_names_both():
-    with pytest.raises(ConfigError, match="perception, planning share an output"):
-        node_config({}, {"planning": {"output": "detections"}})
-
-
 @pytest.mark.parametrize("topic", ["detections", "/a/b", "~/c_1", "{node}/d"])
 def test_given_a_topic_as_ros_takes_it_when_checked_then_it_is_the_output(topic):
     assert stage_config("perception", {**MINE, "output": topic}).output == topic
-
-
-@pytest.mark.parametrize("topic", ["la bels", "1st", "a//b", "a/", "bücher", "a-b", "~a"])
-def test_given_an_output_that_ros_takes_as_no_topic_when_checked_then_it_is_refused(topic):
-    with pytest.raises(ConfigError, match=r"parameter perception\.output: .* is no topic: letters, digits"):
-        stage_config("perception", {**MINE, "output": topic})
-
-
-def test_given_a_stage_whose_name_cannot_be_then_the_rule_is_named_and_not_the_name_recommended():
-    with pytest.raises(ConfigError, match=r"stages: 'seg mentation' is not a stage name: lower-case"):
-        config_of({"stages": ["seg mentation"], "segmentation.adapter": "mine:Mine"})
 
 
 # -- files of parameters
@@ -323,6 +310,14 @@ def test_given_stages_nested_and_dotted_when_read_then_both_are(read):
         ("/camera: {ros__parameters: {a: 1}}", "has no entry for the node 'perf'"),
         ("a: [", "is not YAML"),
         ("perf: {ros__parameters: {stages: 3}}", "parameter stages: 3 is an integer; it has to be a list"),
+        (
+            "perf: {ros__parameters: {planning: {output: detections}}}",
+            "perception, planning share an output",
+        ),
+        (
+            "perf: {ros__parameters: {stages: [seg mentation], segmentation.adapter: 'mine:Mine'}}",
+            "stages: 'seg mentation' is not a stage name: lower-case",
+        ),
         (
             "perf: {ros__parameters: {perception: {engine: fast}}}",
             "perception.engine: 'fast' is not allowed",
@@ -493,28 +488,16 @@ def test_given_nodes_in_two_namespaces_that_differ_when_read_then_the_commands_a
             "perception.options.a.b: is unknown; options is one text of JSON",
         ),
         ("{perception: {model: yolo.pt}}", "perception.model: is unknown; a stage's model is its adapter"),
+        *(
+            (text, "parameter perception.worker: is gone, as each worker is a process of its")
+            for text in ("{perception: {worker: own}}", "{stages: [perception], perception.worker: shared}")
+        ),
     ],
 )
-def test_given_a_misspelt_name_when_read_then_it_is_refused_with_the_nearest(read, text, message):
-    with pytest.raises(ConfigError, match=re.escape(message)):
-        read(f"perf: {{ros__parameters: {text}}}")
-
-
-@pytest.mark.parametrize("name", ["evidence_count", "black_box_after_s"])
-def test_given_a_parameter_of_an_earlier_version_when_read_then_it_is_refused_with_what_holds_instead(
-    read, name
+def test_given_a_misspelt_name_or_one_that_is_gone_when_read_then_it_is_refused_with_the_nearest(
+    read, text, message
 ):
-    with pytest.raises(ConfigError, match=f"parameter {name}: is gone, as .* kee?p.*; remove it"):
-        read(f"perf: {{ros__parameters: {{stages: [planning], {name}: 5}}}}")
-
-
-@pytest.mark.parametrize(
-    "text", ["{perception: {worker: own}}", "{stages: [perception], perception.worker: shared}"]
-)
-def test_given_where_workers_run_when_read_then_it_is_refused_with_what_replaces_it(read, text):
-    with pytest.raises(
-        ConfigError, match="parameter perception.worker: is gone, as each worker is a process of its"
-    ):
+    with pytest.raises(ConfigError, match=re.escape(message)):
         read(f"perf: {{ros__parameters: {text}}}")
 
 
@@ -524,12 +507,12 @@ def test_given_where_workers_run_when_read_then_it_is_refused_with_what_replaces
         ("memory_share", "memory_limit_mib"),
         ("record_dir", "evidence_dir"),
         ("rollout.folder", "XDG_STATE_HOME"),
-        ("emergency.odometry", "STAGE.odometry"),
-        ("emergency.types", "emergency.sensors: ['TOPIC TYPE']"),
+        ("emergency.odometry", r"STAGE\.odometry"),
+        ("emergency.types", r"emergency\.sensors: \['TOPIC TYPE'\]"),
         ("emergency.mounting", "yaw RAD"),
         ("emergency.timeouts_ms", "timeout MS"),
-        ("emergency.lowest_m", "emergency.heights_m"),
-        ("emergency.highest_m", "emergency.heights_m"),
+        ("emergency.lowest_m", r"emergency\.heights_m"),
+        ("emergency.highest_m", r"emergency\.heights_m"),
         ("perception.dynamic", "shapes: exact"),
         ("perception.bucket_width", "shapes: bucket WIDTH"),
         ("perception.cuda_graphs", "compile_mode: reduce-overhead"),
@@ -539,13 +522,14 @@ def test_given_where_workers_run_when_read_then_it_is_refused_with_what_replaces
         ("perception.action_cooldown_s", "2 s"),
         ("perception.budget_near_s", "4 s"),
         ("perception.situation_timeout_ms", "input_timeout_ms"),
+        *((name, " kee?p.*; remove it") for name in ("evidence_count", "black_box_after_s")),
     ],
 )
-def test_given_a_parameter_that_another_replaces_when_read_then_the_error_names_the_other(
+def test_given_a_parameter_that_is_gone_when_read_then_the_error_names_what_holds_instead(
     read, name, instead
 ):
     text = f"{{stages: [perception], perception.streams: [left], {name}: 1}}"
-    with pytest.raises(ConfigError, match=f"parameter {name}: is gone, as .*{re.escape(instead)}"):
+    with pytest.raises(ConfigError, match=f"parameter {name}: is gone, as .*{instead}"):
         read(f"perf: {{ros__parameters: {text}}}")
 
 
@@ -623,46 +607,40 @@ def test_given_inputs_when_read_then_each_is_a_rule_whatever_the_order_of_its_wo
 
 
 @pytest.mark.parametrize(
-    ("name", "line", "parts"),
+    ("values", "parts"),
     [
-        ("actions", "drift", ["fusion.actions: 'drift'", "ALERT -> ACTION"]),
-        ("actions", "drfit -> off", ["there is no alert 'drfit'", "drift, latency"]),
-        ("actions", " -> off", ["there is no alert ''"]),
-        (
-            "actions",
-            "drift -> stop",
-            ["there is no action 'stop'", "lower_rate, scene, backup_active, off"],
+        *(
+            ({name: [line]}, parts)
+            for name, line, parts in (
+                ("actions", "drift", ["fusion.actions: 'drift'", "ALERT -> ACTION"]),
+                ("actions", "drfit -> off", ["there is no alert 'drfit'", "drift, latency"]),
+                ("actions", " -> off", ["there is no alert ''"]),
+                (
+                    "actions",
+                    "drift -> stop",
+                    ["there is no action 'stop'", "lower_rate, scene, backup_active, off"],
+                ),
+                ("actions", "drift -> scene moon", ["there is no scene 'moon'", "default"]),
+                ("actions", "drift -> scene", ["there is no scene ''"]),
+                ("actions", "drift -> off now", ["'now' behind off"]),
+                ("sync", "cloud", ["fusion.sync: 'cloud'", "INPUT slop MS"]),
+                ("sync", "cloud slop", ["'cloud slop'", "INPUT slop MS"]),
+                ("sync", "cloud wait 5", ["'cloud wait 5'", "INPUT slop MS"]),
+                ("sync", "cloud slop -1", ["slop -1", "from 0 to 60000 ms"]),
+                ("sync", "cloud slop 5 wait -1", ["wait -1", "from 0 to 60000 ms"]),
+                ("sync", "cloud slop 5 offset -1e9", ["offset -1e9", "from -60000 to 60000 ms"]),
+                ("sync", "cloud slop nan", ["slop nan", "from 0 to 60000 ms"]),
+                ("sync", "cloud slop soon", ["slop soon", "from 0 to 60000 ms"]),
+                ("sync", "cloud slop 5 slop 6", ["slop stands there twice"]),
+                ("sync", "cloud slop 5 queue 3", ["'queue' is not allowed"]),
+                ("sync", "cloud slop 5 wait 50", ["wait 50", "below the shortest budget, 50 ms"]),
+            )
         ),
-        ("actions", "drift -> scene moon", ["there is no scene 'moon'", "default"]),
-        ("actions", "drift -> scene", ["there is no scene ''"]),
-        ("actions", "drift -> off now", ["'now' behind off"]),
-        ("sync", "cloud", ["fusion.sync: 'cloud'", "INPUT slop MS"]),
-        ("sync", "cloud slop", ["'cloud slop'", "INPUT slop MS"]),
-        ("sync", "cloud wait 5", ["'cloud wait 5'", "INPUT slop MS"]),
-        ("sync", "cloud slop -1", ["slop -1", "from 0 to 60000 ms"]),
-        ("sync", "cloud slop 5 wait -1", ["wait -1", "from 0 to 60000 ms"]),
-        ("sync", "cloud slop 5 offset -1e9", ["offset -1e9", "from -60000 to 60000 ms"]),
-        ("sync", "cloud slop nan", ["slop nan", "from 0 to 60000 ms"]),
-        ("sync", "cloud slop soon", ["slop soon", "from 0 to 60000 ms"]),
-        ("sync", "cloud slop 5 slop 6", ["slop stands there twice"]),
-        ("sync", "cloud slop 5 queue 3", ["'queue' is not allowed"]),
-        ("sync", "cloud slop 5 wait 50", ["wait 50", "below the shortest budget, 50 ms"]),
-    ],
-)
-def test_given_a_line_that_means_nothing_when_read_then_the_error_says_what_would(name, line, parts):
-    with pytest.raises(ConfigError) as caught:
-        stage(**{name: [line]})
-    assert [part for part in parts if part not in str(caught.value)] == []
-
-
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
         (
             {"actions": ["misses -> backup_active"], "backup": "none"},
-            "needs a second worker, and backup is none",
+            ["needs a second worker, and backup is none"],
         ),
-        ({"sync": ["cloud slop 5", "cloud slop 6"]}, "cloud stands in 2 lines"),
+        ({"sync": ["cloud slop 5", "cloud slop 6"]}, ["cloud stands in 2 lines"]),
         (
             {
                 "sync": ["cloud slop 5 wait 20"],
@@ -670,13 +648,16 @@ def test_given_a_line_that_means_nothing_when_read_then_the_error_says_what_woul
                 "scene.fast.tiers": ["a"],
                 "scene.fast.budget_ms": 20.0,
             },
-            "below the shortest budget, 20 ms",
+            ["below the shortest budget, 20 ms"],
         ),
     ],
 )
-def test_given_lines_that_do_not_go_with_the_stage_when_read_then_the_error_says_why(values, said):
-    with pytest.raises(ConfigError, match=said):
+def test_given_a_line_that_means_nothing_or_not_with_the_stage_when_read_then_the_error_says_what_would(
+    values, parts
+):
+    with pytest.raises(ConfigError) as caught:
         stage(**values)
+    assert [part for part in parts if part not in str(caught.value)] == []
 
 
 @pytest.mark.parametrize("kind", ALERTS)

@@ -49,15 +49,11 @@ def file(tmp_path):
     return path
 
 
-def test_given_a_sticky_folder_on_the_way_when_asked_then_nobody_can_replace_what_is_below_it(
-    file, tmp_path
+@pytest.mark.parametrize(("part", "bits"), [("a", 0o1777), ("a/b", 0o755)])
+def test_given_a_sticky_folder_or_what_only_the_user_can_write_on_the_way_when_asked_then_it_is_not_exposed(
+    file, tmp_path, part, bits
 ):
-    (tmp_path / "a").chmod(0o1777)
-    assert exposed(file) == ""
-
-
-def test_given_what_only_the_user_can_write_when_asked_then_it_is_not_exposed(file):
-    file.parent.chmod(0o755)
+    (tmp_path / part).chmod(bits)
     assert exposed(file) == exposed(file.parent / "not" / "there") == ""
 
 
@@ -91,25 +87,9 @@ def test_given_somebody_elses_folder_when_asked_then_both_are_named(file):
 MIB = 1 << 20
 
 
-def make_fifo(path):
-    os.mkfifo(path)
-
-
-def make_folder(path):
-    path.mkdir()
-
-
-def make_device(path):
-    path.symlink_to("/dev/zero")
-
-
 def make_socket(path):
     with socket.socket(socket.AF_UNIX) as own:
         own.bind(os.path.relpath(path))
-
-
-def make_loop(path):
-    path.symlink_to(path)
 
 
 def make_huge(path):
@@ -118,11 +98,11 @@ def make_huge(path):
 
 
 NO_FILES = {
-    "is a FIFO and no file": make_fifo,
-    "is a folder and no file": make_folder,
-    "is a device and no file": make_device,
+    "is a FIFO and no file": os.mkfifo,
+    "is a folder and no file": Path.mkdir,
+    "is a device and no file": lambda path: path.symlink_to("/dev/zero"),
     "No such device or address": make_socket,
-    "Too many levels of symbolic links": make_loop,
+    "Too many levels of symbolic links": lambda path: path.symlink_to(path),
     "has more than 1,048,576 bytes": make_huge,
 }
 """What the error says, and what makes such a thing at a path."""

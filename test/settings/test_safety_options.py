@@ -102,9 +102,15 @@ def test_given_values_that_are_not_allowed_when_checked_then_the_error_names_the
             {"stages": ["emergency"]},
             "stages: 'emergency' is not allowed; parameters of the node's own begin so",
         ),
+        *(
+            ({name: 1.0}, f"{name}: is vehicle.{name.rpartition('.')[2]} now")
+            for name in ("planning.guard.length_m", "emergency.rear_m", "perception.guard.max_curvature")
+        ),
     ],
 )
-def test_given_a_name_that_is_not_the_lanes_when_read_then_it_is_refused(values, says):
+def test_given_a_name_that_is_not_the_lanes_or_of_the_geometry_as_it_was_when_read_then_it_is_refused(
+    values, says
+):
     with pytest.raises(ConfigError) as caught:
         config_of(values)
     assert says in str(caught.value)
@@ -121,14 +127,6 @@ def test_given_one_vehicle_when_read_then_every_guard_and_the_lane_have_it():
     guards = [stage.guard.vehicle for stage in config.stages]
     assert guards == [config.vehicle] * 2
     assert config.emergency.vehicle == config.vehicle == vehicle(length_m=3.2, rear_m=0.4)
-
-
-@pytest.mark.parametrize(
-    "name", ["planning.guard.length_m", "emergency.rear_m", "perception.guard.max_curvature"]
-)
-def test_given_a_name_of_the_geometry_as_it_was_when_read_then_the_error_names_the_one_that_is(name):
-    with pytest.raises(ConfigError, match=rf"{name}: is vehicle\.{name.rpartition('.')[2]} now"):
-        config_of({name: 1.0})
 
 
 def test_given_a_lane_when_read_then_it_has_the_last_stages_odometry():

@@ -48,69 +48,6 @@ def test_given_the_parameters_of_a_stage_when_it_has_scenes_then_each_has_its_ow
     assert len(stage_parameters("perception", [""])) == len(stage_parameters("perception"))
 
 
-@pytest.mark.parametrize(
-    ("values", "parts"),
-    [
-        ({"scenes": ["park"]}, ["perception.scene.park.tiers", "is empty", "at least one tier"]),
-        ({"scenes": ["park"], "scene.park.tiers": []}, ["perception.scene.park.tiers", "is empty"]),
-        (
-            {"scenes": ["park"], "scene.park.tiers": ["a", "a"]},
-            ["perception.scene.park.tiers", "each once"],
-        ),
-        ({"scenes": ["default"]}, ["perception.scenes", "default is there anyway"]),
-        ({"scenes": ["park", "park"]}, ["perception.scenes", "each once"]),
-        ({"scenes": ["Park"]}, ["perception.scenes", "'Park'", "lower-case"]),
-        ({"scene.park.tiers": ["fast"]}, ["perception.scene.park.tiers", "no scene 'park'", "it has none"]),
-        ({"scenes": ["park"], "scene.prak.tiers": ["fast"]}, ["no scene 'prak'", "it has park"]),
-        (
-            {"scenes": ["park"], "scene.park.tier": ["fast"]},
-            ["perception.scene.park.tier", "a scene has tiers,"],
-        ),
-        (
-            {"scenes": ["park"], "scene.park.tiers": ["fast"], "scene.park.budget_ms": 0.5},
-            ["budget_ms: 0.5", "from 1"],
-        ),
-        (
-            {"scenes": ["park"], "scene.park.tiers": ["a"], "scene.park.budget_ms": "x"},
-            ["scene.park.budget_ms: 'x'"],
-        ),
-        (
-            {
-                "scenes": ["park"],
-                "scene.park.tiers": ["a"],
-                "scene.park.min_speed": 5.0,
-                "scene.park.max_speed": 5.0,
-            },
-            ["min_speed: 5.0", "below max_speed 5.0"],
-        ),
-        (
-            {"scenes": ["park"], "scene.park.tiers": ["fast"], "scene.park.budget_ms": 1001.0},
-            ["perception.scene.park.budget_ms: 1001.0 is above perception.hang_ms 1000.0"],
-        ),
-        (
-            {"scenes": ["park"], "scene.park.tiers": ["fast"], "scene.park.packages": ["x.pt2"]},
-            ["scene.park.packages", "tier fast runs no package in another scene"],
-        ),
-        (
-            {"scenes": ["park"], "scene.park.tiers": ["a", "b"], "scene.park.packages": ["x", "y", "z"]},
-            ["scene.park.packages", "3 entries", "1, or 2"],
-        ),
-        (
-            {"scenes": ["park"], "scene.park.tiers": ["a"], "precision": ["fp32", "fp32", "fp32"]},
-            ["perception.precision", "3 entries", "1, or 4"],
-        ),
-    ],
-)
-def test_given_scenes_that_do_not_fit_when_read_then_the_error_names_parameter_value_and_what_would_fit(
-    values, parts
-):
-    with pytest.raises(ConfigError) as caught:
-        config_of(
-            {"stages": ["perception"], **{f"perception.{name}": value for name, value in values.items()}}
-        )
-    assert [part for part in parts if part not in str(caught.value)] == []
-
-
 def test_given_a_live_budget_when_changed_then_default_follows_and_a_scene_of_its_own_does_not():
     values = {"adapter": "a:B", "output": "o", "scenes": ["park"], "scene.park.tiers": ["fast"]}
     stage = stage_config("seen", {**values, "budget_ms": 80.0, "scene.park.budget_ms": 20.0})
@@ -134,7 +71,7 @@ STREAMS = """
 STAGE = {"stages": ["seen"], "seen.adapter": "a:B", "seen.output": "out"}
 
 
-def test_given_streams_in_a_parameter_file_when_read_then_each_has_topics_and_a_budget_of_its_own(tmp_path):
+def test_given_streams_in_a_parameter_file_when_read_then_each_has_its_own_and_they_are_one_stage(tmp_path):
     path = tmp_path / "params.yaml"
     path.write_text(STREAMS, encoding="utf-8")
     config = read_params_file(path)
@@ -149,13 +86,9 @@ def test_given_streams_in_a_parameter_file_when_read_then_each_has_topics_and_a_
     assert (front.topic_of("image"), rear.topic_of("image")) == ("front/image_raw", "/rear/image_color")
     assert (front.topic_of("/tf"), planning.topic_of("detections")) == ("/tf", "front/detections")
     assert (front.guard, rear.guard is not None, front.batch, planning.batch) == (None, True, 2, 1)
-
-
-def test_given_streams_when_the_stages_are_counted_then_streams_of_one_stage_are_one(tmp_path):
-    path = tmp_path / "params.yaml"
-    path.write_text(STREAMS, encoding="utf-8")
-    whole = read_params_file(path).whole_stages
-    assert [(one.name, one.stream, one.priority, one.streams, one.output) for one in whole] == [
+    assert [
+        (one.name, one.stream, one.priority, one.streams, one.output) for one in config.whole_stages
+    ] == [
         ("perception", "", 1, ("front", "rear"), "detections"),
         ("planning", "", 0, (), "trajectory"),
     ]
@@ -170,6 +103,70 @@ def test_given_a_batch_when_read_then_it_holds_no_more_frames_than_there_are_str
 @pytest.mark.parametrize(
     ("values", "parts"),
     [
+        ({"seen.scenes": ["park"]}, ["seen.scene.park.tiers", "is empty", "at least one tier"]),
+        ({"seen.scenes": ["park"], "seen.scene.park.tiers": []}, ["seen.scene.park.tiers", "is empty"]),
+        (
+            {"seen.scenes": ["park"], "seen.scene.park.tiers": ["a", "a"]},
+            ["seen.scene.park.tiers", "each once"],
+        ),
+        ({"seen.scenes": ["default"]}, ["seen.scenes", "default is there anyway"]),
+        ({"seen.scenes": ["park", "park"]}, ["seen.scenes", "each once"]),
+        ({"seen.scenes": ["Park"]}, ["seen.scenes", "'Park'", "lower-case"]),
+        ({"seen.scene.park.tiers": ["fast"]}, ["seen.scene.park.tiers", "no scene 'park'", "it has none"]),
+        ({"seen.scenes": ["park"], "seen.scene.prak.tiers": ["fast"]}, ["no scene 'prak'", "it has park"]),
+        (
+            {"seen.scenes": ["park"], "seen.scene.park.tier": ["fast"]},
+            ["seen.scene.park.tier", "a scene has tiers,"],
+        ),
+        (
+            {"seen.scenes": ["park"], "seen.scene.park.tiers": ["fast"], "seen.scene.park.budget_ms": 0.5},
+            ["budget_ms: 0.5", "from 1"],
+        ),
+        (
+            {"seen.scenes": ["park"], "seen.scene.park.tiers": ["a"], "seen.scene.park.budget_ms": "x"},
+            ["scene.park.budget_ms: 'x'"],
+        ),
+        (
+            {
+                "seen.scenes": ["park"],
+                "seen.scene.park.tiers": ["a"],
+                "seen.scene.park.min_speed": 5.0,
+                "seen.scene.park.max_speed": 5.0,
+            },
+            ["min_speed: 5.0", "below max_speed 5.0"],
+        ),
+        (
+            {
+                "seen.scenes": ["park"],
+                "seen.scene.park.tiers": ["fast"],
+                "seen.scene.park.budget_ms": 1001.0,
+            },
+            ["seen.scene.park.budget_ms: 1001.0 is above seen.hang_ms 1000.0"],
+        ),
+        (
+            {
+                "seen.scenes": ["park"],
+                "seen.scene.park.tiers": ["fast"],
+                "seen.scene.park.packages": ["x.pt2"],
+            },
+            ["scene.park.packages", "tier fast runs no package in another scene"],
+        ),
+        (
+            {
+                "seen.scenes": ["park"],
+                "seen.scene.park.tiers": ["a", "b"],
+                "seen.scene.park.packages": ["x", "y", "z"],
+            },
+            ["scene.park.packages", "3 entries", "1, or 2"],
+        ),
+        (
+            {
+                "seen.scenes": ["park"],
+                "seen.scene.park.tiers": ["a"],
+                "seen.precision": ["fp32", "fp32", "fp32"],
+            },
+            ["seen.precision", "3 entries", "1, or 4"],
+        ),
         ({"seen.streams": ["a", "a"]}, ["seen.streams", "a stands there 2 times"]),
         ({"seen.streams": ["seen"]}, ["seen.streams", "seen is a stage"]),
         ({"seen.streams": ["guard"]}, ["seen.streams", "guard is a parameter of the stage"]),
@@ -196,7 +193,7 @@ def test_given_a_batch_when_read_then_it_holds_no_more_frames_than_there_are_str
         ({"seen.topics": ["a:=b", "a:=c"]}, ["seen.topics", "a has the topic b already"]),
     ],
 )
-def test_given_streams_or_topics_that_cannot_be_when_read_then_the_message_says_what_would_be_right(
+def test_given_scenes_streams_or_topics_that_do_not_fit_when_read_then_the_error_says_what_would(
     values, parts
 ):
     with pytest.raises(ConfigError) as error:

@@ -289,19 +289,11 @@ Changing = models(
 )
 
 
-@pytest.mark.parametrize("kind", [Detecting, Changing])
-def test_given_a_number_of_boxes_that_varies_or_inputs_that_are_written_to_then_all_is_well(
-    monkeypatch, kind
-):
-    good, found, _ = check(kind, monkeypatch, tiers=("full",))
-    assert good, found
-    assert {finding.ok for finding in found} == {True}
-
-
-@pytest.mark.parametrize("kind", [Good, Marking])  # a marker without a texture has none that could be wrong
+# a marker without a texture has none that could be wrong
+@pytest.mark.parametrize("kind", [Good, Marking, Detecting, Changing])
 def test_given_a_good_adapter_when_checked_then_every_step_is_ok(monkeypatch, kind):
     good, found, _ = check(kind, monkeypatch, tiers=("full", "fast"))
-    assert good
+    assert good, found
     assert {finding.ok for finding in found} == {True}
     assert {"load", "tier full: build again", "tier fast: frame"} <= {finding.step for finding in found}
 
@@ -319,28 +311,20 @@ def test_given_no_names_of_tiers_then_those_that_it_builds_are_run_on_an_image_o
 
 
 @pytest.mark.parametrize(
-    ("kind", "step", "text"),
-    MISTAKES,
+    ("kind", "step", "text", "ok"),
+    [
+        *((*mistake, False) for mistake in MISTAKES),
+        *((kind, f"tier full: {step}", text, None) for kind, step, text in UNUSUAL),
+    ],
     ids=lambda value: value.__name__ if isinstance(value, type) else "",
 )
-def test_given_a_mistake_when_checked_then_the_step_says_so(monkeypatch, kind, step, text):
+def test_given_a_mistake_or_what_is_only_unusual_when_checked_then_the_step_says_so(
+    monkeypatch, kind, step, text, ok
+):
     good, found, _ = check(kind, monkeypatch, () if kind is Others else ("full", "fast"))
-    assert not good
-    assert any(
-        finding.step == step and finding.ok is False and text in finding.text for finding in found
-    ), found
-
-
-@pytest.mark.parametrize(
-    ("kind", "step", "text"),
-    UNUSUAL,
-)
-def test_given_what_is_unusual_and_no_mistake_when_checked_then_it_is_named(monkeypatch, kind, step, text):
-    good, found, _ = check(kind, monkeypatch, ("full",))
-    assert good, found
-    assert any(
-        finding.step == f"tier full: {step}" and finding.ok is None and text in finding.text
-        for finding in found
+    assert good == (ok is None), found
+    assert any(finding.step == step and finding.ok is ok and text in finding.text for finding in found), (
+        found
     )
 
 

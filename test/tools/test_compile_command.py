@@ -7,6 +7,7 @@ import json
 import os
 from dataclasses import asdict
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from typer.testing import CliRunner
@@ -371,9 +372,7 @@ def test_given_incidents_when_listed_and_cleared_then_the_folder_is_named_and_wh
 
 
 def test_given_a_cache_of_somebody_else_when_cleared_then_the_parameter_is_named(cache, monkeypatch):
-    def refuse(path, missing_ok=False):
-        raise PermissionError(13, "Permission denied")
-
+    refuse = mock.Mock(side_effect=PermissionError(13, "Permission denied"))
     monkeypatch.setattr(Path, "unlink", refuse)
     result = listed(cache, "--remove", "all")
     assert result.exit_code == 2

@@ -19,7 +19,7 @@ from torchperf_ros.workers.protocol import OBSERVE, RUN, Request, unpack_respons
 
 # fixtures for these tests, too
 from ..engines.conftest import fresh_compiler  # noqa: F401
-from .test_session import TEXT, Doubling, make_node, text_of  # noqa: F401
+from .test_session import TEXT, Doubling, make_node, overwrite_during_a_run, text_of  # noqa: F401
 
 STREAMS = ("front", "left", "right", "rear")
 
@@ -144,16 +144,14 @@ class Uneven(Camera):
         return torch.rand(1, 3), torch.rand(5, 3)
 
 
-class Stepping(Camera):
-    anytime = True
-
-
 class Steps(Nested):
     def steps(self, x):
         yield self.forward(x)
 
 
-class SteppingAdapter(Stepping):
+class SteppingAdapter(Camera):
+    anytime = True
+
     def build(self, tier):
         return Steps()
 
@@ -295,14 +293,7 @@ def test_given_a_common_run_that_fails_when_asked_together_then_that_is_the_outc
 
 
 def test_given_a_frame_that_is_overwritten_when_run_together_then_only_that_one_fails(node, monkeypatch):
-    run = node.prepared.tiers[0].run
-
-    def run_slowly(inputs, leave_ns):
-        for seq in range(8, 200):
-            node.write(seq, 1.0, word="x" * 100, stream=1)
-        return run(inputs, leave_ns)
-
-    monkeypatch.setattr(node.prepared.tiers[0], "run", run_slowly)
+    overwrite_during_a_run(node, monkeypatch, range(8, 200), stream=1)
     found = ask_together(node, {0: 1.0, 1: 2.0})
     assert "frame 7 was overwritten" in found[1][1]
     assert found[0][1] == "front 2.0 1.0"

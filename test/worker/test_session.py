@@ -427,20 +427,21 @@ def test_given_requests_when_served_then_each_step_is_called_as_asked_and_in_ord
 
 
 @pytest.mark.parametrize(
-    ("value", "outcome", "said"),
+    ("given", "outcome", "said"),
     [
-        (-1.0, Outcome.BAD_INPUT, "negative"),
-        (-2.0, Outcome.ERROR, "ValueError: worse than negative"),
-        (-3.0, Outcome.INVALID, "output 0 has 1 of 1 values that are NaN or Inf"),
-        (-4.0, Outcome.INVALID, "(2,)"),
-        (-9.0, Outcome.ERROR, "cannot look at this"),
-        (7.0, Outcome.ERROR, f"at most max_frame_bytes, {RESULT_BYTES}, fit"),
+        ({"value": -1.0}, Outcome.BAD_INPUT, "negative"),
+        ({"value": -2.0}, Outcome.ERROR, "ValueError: worse than negative"),
+        ({"value": -3.0}, Outcome.INVALID, "output 0 has 1 of 1 values that are NaN or Inf"),
+        ({"value": -4.0}, Outcome.INVALID, "(2,)"),
+        ({"value": -9.0}, Outcome.ERROR, "cannot look at this"),
+        ({"value": 7.0}, Outcome.ERROR, f"at most max_frame_bytes, {RESULT_BYTES}, fit"),
+        ({"data": b"\x00\x01\x00\x00\x01"}, Outcome.BAD_INPUT, "not a std_msgs/msg/Float64"),
     ],
 )
 def test_given_a_frame_that_fails_then_it_is_a_named_outcome_and_the_next_one_is_good(
-    node, value, outcome, said
+    node, given, outcome, said
 ):
-    response, payload = node.ask(0, value)
+    response, payload = node.ask(0, **given)
     assert response.outcome == outcome
     assert said in payload.decode()
     response, payload = node.ask(1, 1.0)
@@ -454,12 +455,6 @@ def test_given_a_postprocess_that_takes_the_outputs_for_something_else_when_run_
     assert response.outcome == Outcome.ERROR
     for words in ("KeyError: 0 (test_session.py:", "returns a dict with keys 'logits'", "Traceback"):
         assert words in payload.decode()
-
-
-def test_given_bytes_that_are_no_message_when_run_then_it_is_bad_input(node):
-    response, payload = node.ask(0, data=b"\x00\x01\x00\x00\x01")
-    assert response.outcome == Outcome.BAD_INPUT
-    assert b"not a std_msgs/msg/Float64" in payload
 
 
 def test_given_a_record_that_was_overwritten_when_run_then_it_is_an_error_that_says_so(node):
@@ -502,15 +497,19 @@ def test_given_frames_that_a_worker_did_not_observe_when_the_next_comes_then_its
     assert mask.tolist() == [True, False, False, True]
 
 
-def test_given_a_record_that_is_overwritten_while_it_runs_then_its_result_does_not_count(node, monkeypatch):
+def overwrite_during_a_run(node, monkeypatch, numbers, stream=0):
     run = node.prepared.tiers[0].run
 
     def run_slowly(inputs, leave_ns):
-        for seq in range(1, 200):
-            node.write(seq, 1.0, word="x" * 100)
+        for seq in numbers:
+            node.write(seq, 1.0, word="x" * 100, stream=stream)
         return run(inputs, leave_ns)
 
     monkeypatch.setattr(node.prepared.tiers[0], "run", run_slowly)
+
+
+def test_given_a_record_that_is_overwritten_while_it_runs_then_its_result_does_not_count(node, monkeypatch):
+    overwrite_during_a_run(node, monkeypatch, range(1, 200))
     response, payload = node.ask(0, 1.0)
     assert response.outcome == Outcome.ERROR
     assert b"frame 0 was overwritten" in payload

@@ -93,16 +93,17 @@ def test_given_a_frame_that_is_answered_when_a_step_is_done_then_the_run_ends_an
     assert ask(node, 6, 1.0)[0].outcome == Outcome.ON_TIME
 
 
-def test_given_a_run_that_nobody_waits_for_when_it_is_done_then_it_was_neither_stopped_nor_kept(node):
-    node.ring.answered(9)
-    response, payload = ask(node, 5, 1.5, leave_ns=0)
-    assert (response.outcome, response.step, number_in(payload)) == (Outcome.ON_TIME, 3, 9.0)
+@pytest.mark.parametrize(
+    ("answered", "fields", "found"),
+    [(9, {}, (Outcome.ON_TIME, 3, 9.0)), (4, {"last_step": 2}, (Outcome.PARTIAL, 2, 6.0))],
+)
+def test_given_a_run_when_its_last_step_is_done_then_that_is_the_answer_and_neither_stopped_nor_kept(
+    node, answered, fields, found
+):
+    node.ring.answered(answered)
+    response, payload = ask(node, 5, 1.5, leave_ns=0, **fields)
+    assert (response.outcome, response.step, number_in(payload)) == found
     assert node.result.newest(5) is None
-
-
-def test_given_a_last_step_when_it_is_done_then_its_result_is_the_answer(node):
-    response, payload = ask(node, 5, 1.5, leave_ns=0, last_step=2)
-    assert (response.outcome, response.step, number_in(payload)) == (Outcome.PARTIAL, 2, 6.0)
 
 
 @pytest.mark.parametrize(

@@ -68,10 +68,6 @@ class Drawing(Doubling):
         return (torch.rand(1),)
 
 
-class SummingCamera(Summing):
-    """Its model's answers depend on what came before."""
-
-
 class RefiningScale(Scale):
     def steps(self, x):
         yield from (super().forward(x), super().forward(x))
@@ -138,31 +134,33 @@ def test_given_a_frame_of_a_stream_that_fails_when_asked_then_the_other_streams_
     assert ask(node, 2, 1, 3.0).startswith("rear 6.0")
 
 
-def test_given_an_adapter_that_refuses_the_option_stream_when_loaded_then_the_error_names_it(open_node):
-    words = "refuses the option 'stream', which names the stream that it is of, here 'front'"
-    with pytest.raises(AdapterError, match=words):
-        open_node("Choosy", options={"speed": 1}).preparation.load()
-
-
-def test_given_an_adapter_that_refuses_something_else_when_loaded_then_the_error_is_its_own(open_node):
-    with pytest.raises(ConfigError, match="option speed: it has to be there"):
-        open_node("Broken").preparation.load()
-
-
-def test_given_streams_whose_adapters_differ_when_loaded_then_the_error_names_stream_and_difference(
-    open_node,
+@pytest.mark.parametrize(
+    ("adapter", "options", "error", "words"),
+    [
+        (
+            "Choosy",
+            {"speed": 1},
+            AdapterError,
+            "refuses the option 'stream', which names the stream that it is of, here 'front'",
+        ),
+        ("Broken", {}, ConfigError, "option speed: it has to be there"),
+        ("Unlike", {}, AdapterError, "has the inputs .*Float32.* for stream 'left' and .*Float64"),
+    ],
+)
+def test_given_adapters_that_refuse_something_or_differ_when_loaded_then_the_error_names_it(
+    open_node, adapter, options, error, words
 ):
-    with pytest.raises(AdapterError, match="has the inputs .*Float32.* for stream 'left' and .*Float64"):
-        open_node("Unlike").preparation.load()
+    with pytest.raises(error, match=words):
+        open_node(adapter, options=options).preparation.load()
 
 
 def test_given_a_model_that_keeps_state_when_it_would_serve_streams_then_it_is_refused(open_node):
-    node = open_node("SummingCamera")
+    node = open_node("Summing")
     with pytest.raises(
         AdapterError, match=r"tier full: .* state between calls \(total, seen\), which the streams"
     ):
         node.preparation.calibrate(node.preparation.load())
-    open_node("SummingCamera", streams=("front",)).start()
+    open_node("Summing", streams=("front",)).start()
 
 
 def test_given_a_seed_when_frames_come_in_any_order_then_draws_follow_from_stream_and_frame(open_node):

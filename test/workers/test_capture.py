@@ -191,6 +191,15 @@ def capture():
     return capture
 
 
+def asked(capture, kind="profile"):
+    """One worker that has been asked to begin."""
+    worker = WorkerOnPaper()
+    capture.ask(kind, [worker])
+    for now_ns in (0, S):
+        capture.step([worker], now_ns)
+    return worker
+
+
 def test_given_two_workers_when_asked_then_the_serving_one_goes_through_every_phase(capture):
     spare, serving = WorkerOnPaper(1), WorkerOnPaper(2)
     workers = [spare, serving]
@@ -227,10 +236,7 @@ def test_given_two_workers_when_asked_then_the_serving_one_goes_through_every_ph
 
 
 def test_given_frames_that_do_not_come_when_recording_then_it_is_finished_all_the_same(capture):
-    worker = WorkerOnPaper()
-    capture.ask("profile", [worker])
-    for now_ns in (0, S):
-        capture.step([worker], now_ns)
+    worker = asked(capture)
     capture.take(worker, CaptureBegan("profile", ""), S)
     for now_ns in (S, 15 * S, 17 * S, 18 * S):
         capture.step([worker], now_ns)
@@ -238,10 +244,8 @@ def test_given_frames_that_do_not_come_when_recording_then_it_is_finished_all_th
 
 
 def test_given_a_worker_that_never_answers_when_asked_then_it_is_killed_and_the_capture_ends(capture):
-    worker = WorkerOnPaper()
-    capture.ask("profile", [worker])
-    for now_ns in (0, S, 120 * S):
-        capture.step([worker], now_ns)
+    worker = asked(capture)
+    capture.step([worker], 120 * S)
     assert worker.usable
     capture.step([worker], 122 * S)
     assert worker.kill_reason == "profile: not begun after 121 s"
@@ -251,10 +255,7 @@ def test_given_a_worker_that_never_answers_when_asked_then_it_is_killed_and_the_
 
 
 def test_given_a_profiler_that_cannot_start_when_asked_then_why_is_said_and_the_worker_serves_on(capture):
-    worker = WorkerOnPaper()
-    capture.ask("memory", [worker])
-    for now_ns in (0, S):
-        capture.step([worker], now_ns)
+    worker = asked(capture, "memory")
     capture.take(worker, CaptureBegan("memory", "Traceback\n  somewhere\nRuntimeError: no"), 2 * S)
     capture.step([worker], 2 * S)
     assert (capture.state, worker.available) == ("", True)
@@ -263,10 +264,7 @@ def test_given_a_profiler_that_cannot_start_when_asked_then_why_is_said_and_the_
 
 
 def test_given_a_worker_that_is_replaced_when_recording_then_another_can_be_asked(capture):
-    worker, successor = WorkerOnPaper(), WorkerOnPaper()
-    capture.ask("profile", [worker])
-    for now_ns in (0, S):
-        capture.step([worker], now_ns)
+    worker, successor = asked(capture), WorkerOnPaper()
     capture.step([successor], 2 * S)
     assert capture.last == "profile: the worker is gone: it died, or was replaced"
     capture.take(worker, CaptureDone("profile", "/late", "", ""), 3 * S)

@@ -7,6 +7,7 @@ import select
 import subprocess
 import sys
 import time
+from unittest import mock
 
 import pytest
 
@@ -173,10 +174,7 @@ def test_given_processes_when_closed_then_no_descriptor_is_left(start):
 
 
 def test_given_no_process_when_it_cannot_be_started_then_no_descriptor_is_left(monkeypatch):
-    def refuse(*args, **options):
-        raise OSError("no more processes")
-
-    monkeypatch.setattr(subprocess, "Popen", refuse)
+    monkeypatch.setattr(subprocess, "Popen", mock.Mock(side_effect=OSError("no more processes")))
     before = open_descriptors()
     with pytest.raises(OSError, match="no more processes"):
         CompileProcess({}, background=True)
@@ -269,18 +267,15 @@ SETUP = WorkerSetup("tested", "a:B", {}, ("full", "fast"), (BuildOptions(),) * 2
 
 
 @pytest.fixture
-def build(tmp_path, monkeypatch):
+def build(modules, monkeypatch):
     """Have a program stand in for the compiler; gives the builder, what it tells, and its process."""
-    monkeypatch.setenv(
-        "PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH", "")]))
-    )
     monkeypatch.setattr(
         compile_process, "CompileProcess", functools.partial(CompileProcess, module="pretend_main")
     )
     made = []
 
     def make(program):
-        (tmp_path / "pretend_main.py").write_text(
+        (modules / "pretend_main.py").write_text(
             f"import os, sys, time\nnews = int(sys.argv[1])\n{program}"
         )
         told = []

@@ -60,10 +60,6 @@ SETUP = WorkerSetup(
 )
 
 
-def test_given_a_setup_when_sent_then_it_arrives_as_it_was():
-    assert unpack_message(pack_message(SETUP), WorkerSetup) == SETUP
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(REPORTS).flatmap(st.from_type))
 def test_given_any_report_when_sent_then_it_arrives_as_it_was(report):
@@ -71,9 +67,16 @@ def test_given_any_report_when_sent_then_it_arrives_as_it_was(report):
     assert repr(unpack_message(pack_message(report), *REPORTS)) == repr(report)
 
 
-@pytest.mark.parametrize("command", [BeginCapture("profile", EvidenceLimits("there", 64)), EndCapture()])
-def test_given_a_command_when_sent_then_it_arrives_as_it_was(command):
-    assert unpack_message(pack_message(command), *COMMANDS) == command
+@pytest.mark.parametrize(
+    ("message", "kinds"),
+    [
+        (SETUP, [WorkerSetup]),
+        (BeginCapture("profile", EvidenceLimits("there", 64)), COMMANDS),
+        (EndCapture(), COMMANDS),
+    ],
+)
+def test_given_a_setup_or_a_command_when_sent_then_it_arrives_as_it_was(message, kinds):
+    assert unpack_message(pack_message(message), *kinds) == message
 
 
 def test_given_a_report_with_long_texts_when_sent_for_people_then_their_ends_arrive():
@@ -127,9 +130,10 @@ json_values = st.recursive(
 )
 
 
-@given(requests)
-def test_given_any_request_when_packed_then_it_is_unpacked_as_it_was(request):
+@given(requests, responses)
+def test_given_any_request_or_response_when_packed_then_it_is_unpacked_as_it_was(request, response):
     assert unpack_request(request.pack()) == request
+    assert unpack_response(response.pack()) == response
 
 
 @given(st.lists(requests, min_size=1, max_size=64), st.integers(1, REQUEST_BYTES - 1))
@@ -140,11 +144,6 @@ def test_given_requests_in_one_packet_when_unpacked_then_they_come_in_order_and_
     assert unpack_requests(packet) == batch
     with pytest.raises(ProtocolError, match=f"request of {REQUEST_BYTES - cut} bytes"):
         unpack_requests(packet[:-cut])
-
-
-@given(responses)
-def test_given_any_response_when_packed_then_it_is_unpacked_as_it_was(response):
-    assert unpack_response(response.pack()) == response
 
 
 def test_given_shapes_when_put_into_words_then_what_does_not_fit_is_cut_and_says_so():
@@ -200,9 +199,17 @@ def test_given_a_long_text_of_the_widest_characters_when_packed_then_it_still_fi
     assert len(pack_control("error", text=text)) <= MAX_CONTROL_BYTES
 
 
-def test_given_fields_beyond_the_bound_when_packed_then_it_is_refused():
-    with pytest.raises(ProtocolError, match=f"'setup' of .* at most {MAX_CONTROL_BYTES}"):
-        pack_control("setup", options={"x": "y" * MAX_CONTROL_BYTES})
+@pytest.mark.parametrize(
+    ("pack", "kind", "fields"),
+    [
+        (pack_control, "setup", {"options": {"x": "y" * MAX_CONTROL_BYTES}}),
+        (pack_report, "tiers", {"tiers": [1.5] * MAX_CONTROL_BYTES}),
+    ],
+    ids=["setup", "tiers"],
+)
+def test_given_fields_or_numbers_beyond_the_bound_when_packed_then_it_is_refused(pack, kind, fields):
+    with pytest.raises(ProtocolError, match=f"'{kind}' of .* at most {MAX_CONTROL_BYTES}"):
+        pack(kind, **fields)
 
 
 @settings(max_examples=25, deadline=None)
@@ -226,11 +233,6 @@ def test_given_long_texts_deep_in_a_report_when_packed_then_it_fits_and_keeps_th
 def test_given_a_report_that_fits_when_packed_then_nothing_is_cut():
     tiers = [{"guards": "x" * 30_000}]
     assert unpack_control(pack_report("tiers", tiers=tiers))["tiers"] == tiers
-
-
-def test_given_a_report_of_too_many_numbers_when_packed_then_it_is_refused():
-    with pytest.raises(ProtocolError, match=f"'tiers' of .* at most {MAX_CONTROL_BYTES}"):
-        pack_report("tiers", tiers=[1.5] * MAX_CONTROL_BYTES)
 
 
 @pytest.mark.parametrize(

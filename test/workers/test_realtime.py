@@ -24,38 +24,42 @@ def run(code, *, as_nobody=False):
     return done.stdout.split("\n")[:-1]
 
 
-def test_given_a_priority_when_permitted_then_every_thread_has_it_and_one_can_step_back():
-    found = run("""
-        go, stop = threading.Event(), threading.Event()
-        thread = threading.Thread(target=stop.wait)
-        thread.start()
-        print(realtime.prefer_this_process(7))
-        print({os.sched_getparam(int(t)).sched_priority for t in os.listdir("/proc/self/task")})
-        realtime.step_back()
-        print(os.sched_getparam(0).sched_priority)
-        stop.set()
-    """)
-    if found[0] != "fifo 7":
-        pytest.skip(f"SCHED_FIFO is not permitted here: {found[0]}")
-    assert found == ["fifo 7", "{7}", "1"]
+THREADS = """
+    go, stop = threading.Event(), threading.Event()
+    thread = threading.Thread(target=stop.wait)
+    thread.start()
+    print(realtime.prefer_this_process(7))
+    print({os.sched_getparam(int(t)).sched_priority for t in os.listdir("/proc/self/task")})
+    realtime.step_back()
+    print(os.sched_getparam(0).sched_priority)
+    stop.set()
+"""
+FIRST = """
+    print(realtime.prefer_this_thread())
+    print(realtime.prefer_this_process(7))
+    print(realtime.prefer_this_thread())
+    set_scheduler = os.sched_setscheduler
+    def limited(thread, policy, parameter):
+        if parameter.sched_priority > 20:
+            raise PermissionError
+        set_scheduler(thread, policy, parameter)
+    os.sched_setscheduler, realtime.resource.getrlimit = limited, lambda _: (20, 20)
+    print(realtime.prefer_this_thread())
+"""
 
 
-def test_given_a_thread_that_comes_first_when_set_up_then_it_has_the_highest_priority_that_is_permitted():
-    found = run("""
-        print(realtime.prefer_this_thread())
-        print(realtime.prefer_this_process(7))
-        print(realtime.prefer_this_thread())
-        set_scheduler = os.sched_setscheduler
-        def limited(thread, policy, parameter):
-            if parameter.sched_priority > 20:
-                raise PermissionError
-            set_scheduler(thread, policy, parameter)
-        os.sched_setscheduler, realtime.resource.getrlimit = limited, lambda _: (20, 20)
-        print(realtime.prefer_this_thread())
-    """)
-    if found[1] != "fifo 7":
-        pytest.skip(f"SCHED_FIFO is not permitted here: {found[1]}")
-    assert found == ["normal", "fifo 7", "fifo 98", "fifo 20"]
+@pytest.mark.parametrize(
+    ("code", "at", "expected"),
+    [(THREADS, 0, ["fifo 7", "{7}", "1"]), (FIRST, 1, ["normal", "fifo 7", "fifo 98", "fifo 20"])],
+    ids=["every thread has it, and one can step back", "one comes first, by the highest that is permitted"],
+)
+def test_given_a_priority_when_permitted_then_threads_have_the_one_that_they_are_to_have(
+    code, at, expected
+):
+    found = run(code)
+    if found[at] != "fifo 7":
+        pytest.skip(f"SCHED_FIFO is not permitted here: {found[at]}")
+    assert found == expected
 
 
 def test_given_a_user_without_rights_when_set_up_then_it_goes_on_and_says_what_to_do():

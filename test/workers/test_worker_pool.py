@@ -59,12 +59,11 @@ def test_given_a_worker_that_keeps_dying_when_given_up_then_restarts_were_few_an
         wait=False, forgiving=False, backup="none", options={"at_start": {"init": "raise"}}
     )
 
-    def told():
-        return [anomaly.level.name for anomaly in stage.anomalies if anomaly.name == "tested: worker died"]
-
-    stage.wait_for(lambda: "ERROR" in told(), "the lasting failure is told")
+    stage.wait_for(
+        lambda: any(death.level.name == "ERROR" for death in deaths(stage)), "the lasting failure is told"
+    )
     pool = stage.actor.pool
-    assert told() == ["WARN", "ERROR"]
+    assert [death.level.name for death in deaths(stage)] == ["WARN", "ERROR"]
     assert stage.health is Health.SAFE_STOP
     assert pool.gave_up
     assert pool.restarts == 2

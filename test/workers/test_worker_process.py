@@ -136,17 +136,21 @@ def breaks_the_protocol(near, why):
     return why in near.kill_reason and not near.usable
 
 
-def test_given_a_response_that_nobody_asked_for_when_received_then_the_worker_is_killed(spawn):
+@pytest.mark.parametrize(
+    ("given", "length", "why"),
+    [
+        ([], 6, "response to frame 7; it was given none"),
+        ([8], 6, "response to frame 7; it was given 8"),
+        ([], RESULT_BYTES + 1, "response of 1025 bytes in a result area of 1024"),
+    ],
+    ids=["that nobody asked for", "to another frame", "longer than its area"],
+)
+def test_given_a_response_that_cannot_be_when_received_then_the_worker_is_killed(spawn, given, length, why):
     near, far = spawn()
-    far.frames.send(response(seq=7).pack())
-    assert breaks_the_protocol(near, "response to frame 7; it was given none")
-
-
-def test_given_a_response_to_another_frame_when_received_then_the_worker_is_killed(spawn):
-    near, far = spawn()
-    near.run(0, 8, 0, 8, now_ns=0, observe=False)
-    far.frames.send(response(seq=7).pack())
-    assert breaks_the_protocol(near, "response to frame 7; it was given 8")
+    for seq in given:
+        near.run(0, seq, 0, 8, now_ns=0, observe=False)
+    far.frames.send(response(seq=7, length=length).pack())
+    assert breaks_the_protocol(near, why)
 
 
 def test_given_a_frame_of_a_stream_when_it_or_another_streams_is_answered_then_only_its_own_answer_counts(
@@ -161,12 +165,6 @@ def test_given_a_frame_of_a_stream_when_it_or_another_streams_is_answered_then_o
     near.run(0, 8, 0, 8, now_ns=0, observe=False, stream=2)
     far.frames.send(response(seq=8).pack())
     assert breaks_the_protocol(near, "response to frame 8; it was given 8 of stream 2")
-
-
-def test_given_a_response_longer_than_its_area_when_received_then_the_worker_is_killed(spawn):
-    near, far = spawn()
-    far.frames.send(response(length=RESULT_BYTES + 1).pack())
-    assert breaks_the_protocol(near, "response of 1025 bytes in a result area of 1024")
 
 
 def test_given_control_messages_when_received_then_they_come_in_order_and_the_end_is_none(spawn):

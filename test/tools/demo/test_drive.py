@@ -128,12 +128,11 @@ pytest.importorskip("rclpy")
 DEADLY = {kind for kind in KINDS if kind.endswith(("sigkill", "sigsegv", "hang"))}
 
 
-def test_given_a_drive_when_faults_are_planned_then_every_kind_comes_and_deaths_keep_apart() -> None:
-    for seconds in (8.0, 20.0, 60.0):
-        check_plans({stage: faults_of(stage, seconds) for stage in STAGES}, seconds)
-
-
-def check_plans(plans: dict[str, dict[str, dict[str, float]]], seconds: float) -> None:
+@pytest.mark.parametrize("seconds", [8.0, 20.0, 60.0])
+def test_given_a_drive_when_faults_are_planned_then_every_kind_comes_and_deaths_keep_apart(
+    seconds: float,
+) -> None:
+    plans = {stage: faults_of(stage, seconds) for stage in STAGES}
     assert {kind for plan in plans.values() for kind in plan} == set(KINDS)
     for plan in plans.values():
         faults = {kind: FaultSchedule.read(kind, entry) for kind, entry in plan.items()}
