@@ -58,7 +58,9 @@ def test_given_a_runner_that_is_late_when_the_deadline_comes_then_the_backups_re
     runner = int(stage.payload(first).header.frame_id)  # it is asked first again
     stage.wait_for_workers()
     stage.reconfigure(budget_ms=2500.0)
-    answer = stage.ask({"do": "sleep", "ms": 3500, "only": runner}, x=3.0)
+    # Where a rehearsal keeps it just then, the other one is asked first, and the frame after that tells.
+    asked = (stage.ask({"do": "sleep", "ms": 3500, "only": runner}, x=3.0) for _ in range(4))
+    answer = next(answer for answer in asked if answer.outcome is not Outcome.ON_TIME)
     stage.reconfigure()
     assert (answer.outcome, answer.fallback) == (Outcome.LATE, Fallback.BACKUP)
     assert stage.payload(answer).poses[0].pose.position.x == 3.0 + LAST_TIER_OFFSET

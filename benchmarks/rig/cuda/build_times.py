@@ -59,7 +59,8 @@ def build_times(on_step: Callable[[BuildTimes], None] = lambda _: None) -> Itera
     from torch._dynamo import utils
     from torch._inductor import codecache, cpu_vec_isa, package
 
-    from torchperf_ros.engines import file_engines, package_build, package_engine
+    from torchperf_ros.engines import file_engines, package_build
+    from torchperf_ros.engines.package import ENGINES
 
     times, before = BuildTimes(), _torchs(utils)
     behind_s = list[float]()  # while code is compiled: when its last process ended
@@ -116,7 +117,7 @@ def build_times(on_step: Callable[[BuildTimes], None] = lambda _: None) -> Itera
         ):
             if hasattr(owner, name):
                 stack.enter_context(patch.object(owner, name, timing(step, getattr(owner, name))))
-        for engine in package_engine.PackageEngine.__subclasses__():
+        for engine in map(type, ENGINES.values()):
             if "convert" in vars(engine):
                 step = f"engine {engine.name}, all of it"
                 stack.enter_context(patch.object(engine, "convert", timing(step, vars(engine)["convert"])))
