@@ -246,19 +246,27 @@ def test_given_a_rule_of_flagd_when_asked_then_it_is_for_the_vehicles_that_it_na
     assert is_for("r", rule, CAR, "car-7") is taken
 
 
+NO_ID = "the vehicle has no id"
+
+
 @pytest.mark.parametrize(
-    "values", [{}, {"vehicle": ""}, {"vehicle": None}, {"vehicle": 7}, {"vehicle": "x" * 200}]
+    ("values", "match"),
+    [
+        ({}, NO_ID),
+        ({"vehicle": ""}, NO_ID),
+        ({"vehicle": None}, NO_ID),
+        ({"vehicle": 7}, NO_ID),
+        ({"vehicle": "x" * 200}, NO_ID),
+        ({"vehicle": "a", "colour": "red"}, "fact 'colour' is not known"),
+        ({"vehicle": "a", "memory_gib": "much"}, "memory_gib 'much' has to be a number"),
+    ],
 )
-def test_given_a_vehicle_without_an_id_when_asked_then_it_is_said(values):
-    with pytest.raises(TargetingError, match="the vehicle has no id"):
+def test_given_facts_without_an_id_or_that_are_unknown_or_wrong_when_read_then_it_is_said(values, match):
+    with pytest.raises(TargetingError, match=match):
         facts_of(values)
 
 
-def test_given_facts_that_are_unknown_or_wrong_when_asked_then_each_is_named():
-    with pytest.raises(TargetingError, match="fact 'colour' is not known"):
-        facts_of({"vehicle": "a", "colour": "red"})
-    with pytest.raises(TargetingError, match="memory_gib 'much' has to be a number"):
-        facts_of({"vehicle": "a", "memory_gib": "much"})
+def test_given_facts_that_are_asked_for_when_unknown_or_wrong_then_each_is_named():
     with pytest.raises(TargetingError, match="asks for the fact 'region'"):
         is_for("r", {"==": [{"var": "region"}, "eu"]}, CAR, "car-7")
     with pytest.raises(TargetingError, match="gives 'blue'"):

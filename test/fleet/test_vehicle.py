@@ -235,13 +235,19 @@ def test_given_files_when_one_is_missing_or_changed_then_nothing_is_loaded_also_
     assert (decision.role, "and the plan says ba7816bf8f01cfea..." in decision.why) == (Role.NONE, True)
 
 
+@pytest.fixture
+def published(desk):
+    """A plan with a file that is there."""
+    (desk.folder / "a.pt2").write_bytes(b"abc")
+    desk.publish(serving(files={"a.pt2": sum_of(b"abc")}))
+
+
+@pytest.mark.usefixtures("published")
 @pytest.mark.parametrize("name", ["plan.json", "a.pt2", STATE_FILE, "key.pub"])
 def test_given_a_fifo_where_a_file_is_looked_for_when_it_looks_then_it_goes_on_at_once_and_says_so(
     desk, name
 ):
     """`read_bounded` and `open_regular` are tested with everything that is no file; here, their use."""
-    (desk.folder / "a.pt2").write_bytes(b"abc")
-    desk.publish(serving(files={"a.pt2": sum_of(b"abc")}))
     vehicle = desk.vehicle()
     assert vehicle.look().role is Role.SERVING
     path = desk.folder / (EARLY if name == STATE_FILE else "") / name
@@ -256,6 +262,7 @@ def test_given_a_fifo_where_a_file_is_looked_for_when_it_looks_then_it_goes_on_a
     assert decision.role is {"plan.json": Role.SERVING}.get(name, Role.NONE)
 
 
+@pytest.mark.usefixtures("published")
 @pytest.mark.parametrize(
     ("name", "said"),
     [
@@ -268,8 +275,6 @@ def test_given_a_fifo_where_a_file_is_looked_for_when_it_looks_then_it_goes_on_a
 def test_given_a_file_that_is_too_large_when_it_looks_then_it_says_so_and_does_not_hold_it_in_memory(
     desk, name, said
 ):
-    (desk.folder / "a.pt2").write_bytes(b"abc")
-    desk.publish(serving(files={"a.pt2": sum_of(b"abc")}))
     vehicle = desk.vehicle()
     vehicle.look()
     os.truncate(desk.folder / (EARLY if name == STATE_FILE else "") / name, 64 * MIB)
@@ -287,12 +292,11 @@ def test_given_a_file_that_is_too_large_when_it_looks_then_it_says_so_and_does_n
         tracemalloc.stop()
 
 
+@pytest.mark.usefixtures("published")
 @pytest.mark.parametrize("name", ["plan.json", "a.pt2", "key.pub"])
 def test_given_a_file_that_others_can_change_when_it_looks_then_it_is_not_taken_and_the_mode_is_named(
     desk, name
 ):
-    (desk.folder / "a.pt2").write_bytes(b"abc")
-    desk.publish(serving(files={"a.pt2": sum_of(b"abc")}))
     (desk.folder / name).chmod(0o666)
     said = f"others can write {desk.folder / name} (mode 0666)"
     if name == "key.pub":

@@ -22,6 +22,16 @@ FAST = {
 }
 """A stage that starts quickly, is never late on a busy machine, and loses no message."""
 
+WITHOUT_ROS = ("test_alert_publisher.py", "test_listening_commands.py", "test_terminal.py")
+"""Files whose tests need no ROS, or have marks of their own where they do."""
+
+
+def pytest_collection_modifyitems(items):
+    """All other tests of this folder need ROS."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent) and item.path.name not in WITHOUT_ROS:
+            item.add_marker(pytest.mark.ros)
+
 
 def shared_memory_names():
     """Names in /dev/shm that could be the node's: its killed processes leave some of the middleware behind.
@@ -133,6 +143,19 @@ def image():
         return message
 
     return make
+
+
+@pytest.fixture(scope="module")
+def camera(node):
+    """Publishes what the module's node takes."""
+    from sensor_msgs.msg import Image
+
+    return node.publisher("image", Image)
+
+
+@pytest.fixture(scope="module")
+def evidence(tmp_path_factory):
+    return tmp_path_factory.mktemp("evidence")
 
 
 @pytest.fixture(scope="session")

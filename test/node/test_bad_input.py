@@ -17,8 +17,6 @@ from visualization_msgs.msg import MarkerArray
 
 from torchperf_ros.api.outcome import Fallback, Outcome
 
-pytestmark = pytest.mark.ros
-
 PERCEPTION, PLANNING, LARGE = 0, 1, 4
 HOUR_NS = 3_600 * 1_000_000_000
 

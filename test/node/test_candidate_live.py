@@ -17,21 +17,12 @@ from torchperf_ros.fleet.sources import ParameterSource
 from torchperf_ros.settings.config import stage_config
 from torchperf_ros.tools.main import app
 
-pytestmark = pytest.mark.ros
-
 
 @pytest.fixture(scope="module")
 def node(start_node, obedient):
     node = start_node({"stages": ["perception"], "perception": obedient(engine="eager", hang_ms=60_000.0)})
     node.wait_until_ready("perception")
     return node
-
-
-@pytest.fixture(scope="module")
-def camera(node):
-    from sensor_msgs.msg import Image
-
-    return node.publisher("image", Image)
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,6 @@ from torchperf_ros.tools.main import app
 
 from .perf_process import DOMAIN_ID
 
-pytestmark = pytest.mark.ros
-
 
 @pytest.fixture(scope="module")
 def node(start_node):

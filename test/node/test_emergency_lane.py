@@ -29,8 +29,6 @@ from torchperf_ros.settings.config import node_config
 
 from .perf_process import odometry
 
-pytestmark = pytest.mark.ros
-
 SPEED, DECELERATION = 10.0, 6.0
 LANE = {
     "sensors": ["scan LaserScan x 3.5 z 0.5 timeout 0", "button Bool timeout 0"],

@@ -20,8 +20,6 @@ from torchperf_ros.node.reporter import Reporter
 from torchperf_ros.observe.telemetry.rows import float64_bytes
 from torchperf_ros.stage.wiring import StageInput
 
-pytestmark = pytest.mark.ros
-
 
 def test_given_bytes_when_published_raw_then_they_arrive_and_rclpy_does_nothing_around_it(
     graph, stranger, monkeypatch

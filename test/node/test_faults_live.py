@@ -18,8 +18,6 @@ from sensor_msgs.msg import Image
 
 from torchperf_ros.api.outcome import Fallback, Outcome
 
-pytestmark = pytest.mark.ros
-
 HANG_MS = 3000.0
 SHORT_MS, LONG_MS = 1000.0, 2500.0  # budgets: to be missed soon; to be kept on a busy machine
 

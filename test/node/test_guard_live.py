@@ -22,15 +22,8 @@ from torchperf_ros.replay.replay_options import ReplayOptions
 
 from .perf_process import odometry
 
-pytestmark = pytest.mark.ros
-
 GUARD = {"act": ["finite", "stamps"], "obstacles": [""], "odometry_timeout_ms": 10_000.0}
 SPEED = 8.0
-
-
-@pytest.fixture(scope="module")
-def evidence(tmp_path_factory):
-    return tmp_path_factory.mktemp("evidence")
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,6 @@ from sensor_msgs.msg import Image
 
 from torchperf_ros.api.outcome import Outcome
 
-pytestmark = pytest.mark.ros
-
 
 @pytest.fixture(scope="module")
 def nodes(start_node, obedient, orders):

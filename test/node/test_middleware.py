@@ -22,8 +22,6 @@ from torchperf_ros.node.middleware import image_transport, own_segment, remove_d
 
 from ..ros_domain import own_domain
 
-pytestmark = pytest.mark.ros
-
 NEWER, OLDER = "FASTDDS_DEFAULT_PROFILES_FILE", "FASTRTPS_DEFAULT_PROFILES_FILE"
 QOS_FROM_XML = "RMW_FASTRTPS_USE_QOS_FROM_XML"
 SAY = """

@@ -19,8 +19,6 @@ from visualization_msgs.msg import MarkerArray
 
 from .perf_process import odometry
 
-pytestmark = pytest.mark.ros
-
 FRAMES = 40
 PERCEPTION, PLANNING = 0, 1
 LABELS = [

@@ -23,8 +23,6 @@ from sensor_msgs.msg import Image
 from torchperf_ros.api.outcome import Outcome
 from torchperf_ros.settings.config import NODE_PARAMETERS, STAGE_DEFAULTS, stage_parameters
 
-pytestmark = pytest.mark.ros
-
 FILE = Path(__file__).resolve().parents[2] / "config" / "perception.yaml"
 DEFAULTS = {parameter.name: parameter for parameter in NODE_PARAMETERS} | {
     f"{stage}.{parameter.name}": parameter

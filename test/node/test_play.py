@@ -19,8 +19,6 @@ from typer.testing import CliRunner
 
 from torchperf_ros.tools.main import app
 
-pytestmark = pytest.mark.ros
-
 STORE = get_typestore(Stores.ROS2_JAZZY)
 STORE.register(get_types_from_msg("float64 x", "nowhere_msgs/msg/Strange"))
 POINT, STRING, STRANGE = "geometry_msgs/msg/PointStamped", "std_msgs/msg/String", "nowhere_msgs/msg/Strange"

@@ -25,8 +25,6 @@ from torchperf_ros.replay.replay import replay
 from torchperf_ros.replay.replay_options import ReplayOptions
 from torchperf_ros.stage.frame import USABLE_AGE_MS
 
-pytestmark = pytest.mark.ros
-
 STORE = get_typestore(Stores.ROS2_JAZZY)
 IMAGE, ODOMETRY = "sensor_msgs/msg/Image", "nav_msgs/msg/Odometry"
 MS, S = 1_000_000, 1_000_000_000

@@ -20,8 +20,6 @@ from std_srvs.srv import Trigger
 
 from torchperf_ros.observe.recorder import schema
 
-pytestmark = pytest.mark.ros
-
 
 class Recorded:
     """A node with one stage and a recorder."""

@@ -21,7 +21,6 @@ from torchperf_ros.node.ring_subscription import Receiver, RingSubscription, Tak
 
 from .perf_process import DOMAIN_ID
 
-pytestmark = pytest.mark.ros
 _TOPICS = itertools.count()
 
 
@@ -179,36 +178,44 @@ def test_given_a_trigger_when_messages_come_then_the_nodes_executor_sleeps_on(st
     assert woken < 20
 
 
-def test_given_structs_of_another_layout_when_checked_then_it_is_refused(monkeypatch):
-    swapped = type(
-        "_Array",
-        (ctypes.Structure,),
-        {
-            "_fields_": (
-                ("buffer", ctypes.c_void_p),
-                ("capacity", ctypes.c_size_t),
-                ("length", ctypes.c_size_t),
-                ("allocator", ring_subscription._Allocator),
-                ("guard", ctypes.c_uint64),
-            )
-        },
-    )
-    monkeypatch.setattr(ring_subscription, "_Array", swapped)
-    with pytest.raises(TakeError, match="laid out in another way"):
-        Taker()
+SWAPPED = type(
+    "_Array",
+    (ctypes.Structure,),
+    {
+        "_fields_": (
+            ("buffer", ctypes.c_void_p),
+            ("capacity", ctypes.c_size_t),
+            ("length", ctypes.c_size_t),
+            ("allocator", ring_subscription._Allocator),
+            ("guard", ctypes.c_uint64),
+        )
+    },
+)
 
 
-def test_given_a_library_that_is_not_there_when_checked_then_it_is_refused(monkeypatch):
-    def load(name):
-        msg = f"{name}: cannot open shared object file"
-        raise OSError(msg)
-
-    monkeypatch.setattr(ctypes, "CDLL", load)
-    with pytest.raises(TakeError, match="rcl is not found"):
-        Taker()
+def not_there(name):
+    msg = f"{name}: cannot open shared object file"
+    raise OSError(msg)
 
 
-def test_given_messages_that_are_not_taken_as_rclpy_does_when_checked_then_it_is_refused(monkeypatch):
-    monkeypatch.setattr(Taker, "take", lambda *_: b"something else")
-    with pytest.raises(TakeError, match="was not taken as rclpy takes it"):
-        checked_taker(DOMAIN_ID)
+@pytest.mark.parametrize(
+    ("owner", "name", "value", "check", "why"),
+    [
+        (ring_subscription, "_Array", SWAPPED, Taker, "laid out in another way"),
+        (ctypes, "CDLL", not_there, Taker, "rcl is not found"),
+        (
+            Taker,
+            "take",
+            lambda *_: b"something else",
+            lambda: checked_taker(DOMAIN_ID),
+            "was not taken as rclpy takes it",
+        ),
+    ],
+    ids=["structs of another layout", "no library", "not as rclpy takes it"],
+)
+def test_given_what_is_not_as_the_taker_needs_it_when_checked_then_it_is_refused(
+    monkeypatch, owner, name, value, check, why
+):
+    monkeypatch.setattr(owner, name, value)
+    with pytest.raises(TakeError, match=why):
+        check()

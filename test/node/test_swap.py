@@ -34,7 +34,7 @@ from .perf_process import ROOT
 ADAPTER = "adapters_for_graph:Obedient"
 PATIENCE_S = 300.0  # a compiler's, on a machine that does other things as well
 
-pytestmark = [pytest.mark.ros, pytest.mark.timeout(PATIENCE_S)]
+pytestmark = pytest.mark.timeout(PATIENCE_S)
 
 
 @pytest.fixture(scope="module")
@@ -50,24 +50,12 @@ def package(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def evidence(tmp_path_factory):
-    return tmp_path_factory.mktemp("evidence")
-
-
-@pytest.fixture(scope="module")
 def node(start_node, obedient, package, evidence):
     stage = obedient(backup="standby", engine="eager", hang_ms=60_000.0, budget_ms=10_000.0)
     dirs = {"package_dirs": [str(package.parent)], "evidence_dir": str(evidence)}
     node = start_node({"stages": ["perception"], **dirs, "perception": stage})
     node.wait_until_ready("perception")
     return node
-
-
-@pytest.fixture(scope="module")
-def camera(node):
-    from sensor_msgs.msg import Image
-
-    return node.publisher("image", Image)
 
 
 @pytest.fixture

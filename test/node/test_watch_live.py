@@ -17,7 +17,6 @@ from sensor_msgs.msg import Image
 from torchperf_ros.api.outcome import Outcome
 from torchperf_ros.observe.recorder import schema
 
-pytestmark = pytest.mark.ros
 EVERY_S = 0.1
 HEIGHT, STEP = 48, 192
 OFF, OTHER, TIERS = 1, 2, 3  # stages, after `camera`

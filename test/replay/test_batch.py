@@ -428,7 +428,6 @@ def test_given_logs_of_one_name_when_found_then_each_has_a_name_of_its_own_and_r
 ):
     make(tmp_path, "a/drive.mcap", "b/drive.mcap", "b/other.mcap")
     names = found(tmp_path)
-    assert len(names) == 3
     assert sorted(name[:8] for name in names) == ["a-drive-", "b-drive-", "other"]
     assert found(tmp_path / "b", tmp_path / "a") == names
 

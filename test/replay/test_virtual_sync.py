@@ -64,20 +64,17 @@ def alerts(result):
     ]
 
 
-def test_given_both_inputs_in_time_when_replayed_then_each_frame_gets_its_own_and_none_waits(tmp_path):
-    frames, got, result = run(pair(20, every(20, stamp_ms=-3.0, late_ms=-1.0), tmp_path), tmp_path)
+@pytest.mark.parametrize(("stamp_ms", "late_ms", "wait_ms"), [(-3.0, -1.0, 0.0), (0.0, 9.0, 9.0)])
+def test_given_both_inputs_in_time_or_one_late_within_the_wait_when_replayed_then_frames_wait_just_for_it(
+    tmp_path, stamp_ms, late_ms, wait_ms
+):
+    others = every(20, stamp_ms=stamp_ms, late_ms=late_ms)
+    frames, got, result = run(pair(20, others, tmp_path), tmp_path)
     assert got.tolist() == list(range(20))
-    assert set(frames["total_ms"]) == {RUN_MS}
+    assert set(frames["wait_ms"]) == {wait_ms}
+    assert set(frames["total_ms"]) == {wait_ms + RUN_MS}
     assert set(frames["missing_inputs"]) == {0}
     assert alerts(result) == []
-
-
-def test_given_the_second_late_but_within_the_wait_when_replayed_then_frames_wait_just_for_it(tmp_path):
-    frames, got, _ = run(pair(20, every(20, late_ms=9.0), tmp_path), tmp_path)
-    assert got.tolist() == list(range(20))
-    assert set(frames["wait_ms"]) == {9.0}
-    assert set(frames["total_ms"]) == {9.0 + RUN_MS}
-    assert set(frames["missing_inputs"]) == {0}
 
 
 def test_given_the_second_lost_for_a_while_when_replayed_then_no_frame_fails_and_it_counts_again_at_once(

@@ -3,6 +3,7 @@
 Not what drives as fast as it does, nor points that nothing holds together.
 """
 
+import functools
 import math
 import os
 import random
@@ -114,14 +115,6 @@ def is_hit(make, seed, *, brakes_s=math.inf, watches=False):
     return lane_drives.run(drive, seed, brakes_s=brakes_s, watches=watches).hit_m_s > 0.0
 
 
-def test_given_a_long_vehicle_that_crosses_when_its_end_is_far_beside_the_corridor_then_it_has_not_left():
-    dangers = [
-        seed for seed in range(30) if is_hit(crossing, seed) and not is_hit(crossing, seed, brakes_s=None)
-    ]
-    assert len(dangers) > 10
-    assert [seed for seed in dangers if is_hit(crossing, seed, watches=True)] == []
-
-
 def beside_a_car(seed, has_car=True):
     """A drive to a pedestrian who steps out, with a car in the next lane, and until when braking avoids it."""
     draw = random.Random(f"beside {seed}")
@@ -221,11 +214,17 @@ def test_given_a_lead_at_the_vehicles_speed_when_its_distance_is_noisy_then_it_d
             assert found is None or found.threatens < OPTIONS.scans, (speed, number)
 
 
-def test_given_a_lead_that_brakes_harder_than_most_cars_can_when_there_is_time_then_the_lane_stops_the_vehicle():
-    dangers = [seed for seed in range(DRIVES) if is_hit(brakes_hard, seed)]
-    dangers = [seed for seed in dangers if not is_hit(brakes_hard, seed, brakes_s=None)]
-    assert len(dangers) > DRIVES / 4
-    assert [seed for seed in dangers if is_hit(brakes_hard, seed, watches=True)] == []
+@pytest.mark.parametrize(
+    ("make", "drives", "least"), [(crossing, 30, 10), (brakes_hard, DRIVES, DRIVES / 4)]
+)
+def test_given_what_crosses_or_brakes_as_few_cars_can_when_there_is_time_then_the_lane_stops_the_vehicle(
+    make, drives, least
+):
+    """The end of what crosses is far beside the corridor, and has not left it."""
+    dangers = [seed for seed in range(drives) if is_hit(make, seed)]
+    dangers = [seed for seed in dangers if not is_hit(make, seed, brakes_s=None)]
+    assert len(dangers) > least
+    assert [seed for seed in dangers if is_hit(make, seed, watches=True)] == []
 
 
 @pytest.mark.parametrize(
@@ -274,21 +273,23 @@ def test_given_scattered_points_when_a_slow_sensor_shows_them_for_long_then_they
     assert [found_in(near[:count], speed=0.5, every_s=0.2) for count in (3, 5)] == [0, 2]
 
 
-@pytest.mark.parametrize("first", [0, 1000])
-def test_given_ordinary_traffic_when_it_is_driven_through_then_the_lane_never_stops_the_vehicle(first):
-    for seed in range(first, first + DRIVES // 2):
-        found = lane_drives.run(lane_drives.ordinary(seed), seed, until_hit=False)
-        assert (found.reason, found.hit_m_s) == ("", 0.0), seed
-
-
 @pytest.mark.parametrize(
-    "kind", [one for one in lane_everyday.EVERYDAY if one not in lane_everyday.STEERED]
+    ("make", "seeds"),
+    [
+        (lane_drives.ordinary, range(DRIVES // 2)),
+        (lane_drives.ordinary, range(1000, 1000 + DRIVES // 2)),
+        *(
+            pytest.param(functools.partial(lane_everyday.everyday, kind), range(DRIVES // 3), id=kind)
+            for kind in lane_everyday.EVERYDAY
+            if kind not in lane_everyday.STEERED
+        ),
+    ],
 )
-def test_given_everyday_traffic_of_a_kind_when_it_is_driven_through_then_the_lane_never_stops_the_vehicle(
-    kind,
+def test_given_ordinary_traffic_of_a_kind_when_it_is_driven_through_then_the_lane_never_stops_the_vehicle(
+    make, seeds
 ):
-    for seed in range(DRIVES // 3):
-        found = lane_drives.run(lane_everyday.everyday(kind, seed), seed, until_hit=False)
+    for seed in seeds:
+        found = lane_drives.run(make(seed), seed, until_hit=False)
         assert (found.reason, found.hit_m_s) == ("", 0.0), seed
 
 

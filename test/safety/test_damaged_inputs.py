@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rosbags.typesys import Stores, get_typestore
 
 from benchmarks.rig.messages import START_NS, Box, S, markers_bytes, odometry_bytes, straight_plan
 from torchperf_ros.api.outcome import GuardVerdict
 from torchperf_ros.safety.guard import Guard
 from torchperf_ros.settings.safety_options import guard_options
 
-STORE = get_typestore(Stores.ROS2_HUMBLE)
+from ..stage.conftest import STORE
+
 ARRAY, ODOMETRY, PATH = "visualization_msgs/msg/MarkerArray", "nav_msgs/msg/Odometry", "nav_msgs/msg/Path"
 POINT = STORE.types["geometry_msgs/msg/Point"]
 NOW_NS, LATER_NS = 10 * S, S // 100

@@ -27,7 +27,7 @@ from torchperf_ros.safety.limits import Track
 from torchperf_ros.safety.stop_output import TimedPath
 from torchperf_ros.settings.safety_options import guard_options
 
-T = np.arange(0.0, 3.05, 0.1)
+from .test_prediction import T, in_bend
 
 
 def check(plan, boxes, speed=10.0, yaw_rate=0.0, **options):
@@ -38,18 +38,25 @@ def check(plan, boxes, speed=10.0, yaw_rate=0.0, **options):
     return guard.check(plan, 10 * S, START_NS, 60.0)
 
 
-def test_given_speeds_when_the_rss_distance_is_computed_then_it_is_that_of_the_paper():
-    options = guard_options({})
-    found = rss_same_direction(np.array([20.0, 5.0]), np.array([10.0, 30.0]), np.array([0.5, 0.5]), options)
-    assert found == pytest.approx([10 + 0.25 + 21**2 / 12 - 100 / 16, 0.0])
-
-
-def test_given_two_that_drive_towards_each_other_then_the_rss_distance_is_the_sum_of_both_stopping_ways():
-    found = rss_opposite_direction(
-        np.array([20.0, 0.0]), np.array([10.0, 0.0]), np.array([0.5, 0.0]), guard_options({})
-    )
-    ours, theirs = 10 + 0.25 + 21**2 / 12, 5 + 0.25 + 11**2 / 12
-    assert found == pytest.approx([ours + theirs, 0.0])
+@pytest.mark.parametrize(
+    ("distance", "ours", "theirs", "responses_s", "expected_m"),
+    [
+        (rss_same_direction, [20.0, 5.0], [10.0, 30.0], [0.5, 0.5], 10 + 0.25 + 21**2 / 12 - 100 / 16),
+        # towards each other: the sum of both stopping ways
+        (
+            rss_opposite_direction,
+            [20.0, 0.0],
+            [10.0, 0.0],
+            [0.5, 0.0],
+            10 + 0.25 + 21**2 / 12 + 5 + 0.25 + 11**2 / 12,
+        ),
+    ],
+)
+def test_given_speeds_when_the_rss_distance_is_computed_then_it_is_that_of_the_paper(
+    distance, ours, theirs, responses_s, expected_m
+):
+    found = distance(*map(np.array, (ours, theirs, responses_s)), guard_options({}))
+    assert found == pytest.approx([expected_m, 0.0])
 
 
 def test_given_many_obstacles_when_most_are_far_then_the_near_one_is_found_all_the_same():
@@ -188,13 +195,6 @@ def to_the_left(over_m=29.0, x=10 * T):
     share = np.clip(x / over_m, 0.0, 1.0)
     y = 3.5 * (10 * share**3 - 15 * share**4 + 6 * share**5)
     return x, y, np.arctan(np.gradient(y, x))
-
-
-def in_bend(s, left, bend, speed, **size):
-    """Something that drives in a bend, at a distance along it."""
-    x, y, yaw = bent(s, bend)
-    x, y = x - left * math.sin(yaw), y + left * math.cos(yaw)
-    return Box(x, y, yaw, velocity=(speed * math.cos(yaw), speed * math.sin(yaw)), **size)
 
 
 SITUATIONS = {

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
-from rosbags.typesys import Stores, get_typestore
 
 from benchmarks.rig.messages import (
     START_NS,
@@ -25,7 +24,8 @@ from torchperf_ros.safety.guard import Guard, Known
 from torchperf_ros.safety.stop_output import TimedPath
 from torchperf_ros.settings.safety_options import guard_options
 
-STORE = get_typestore(Stores.ROS2_HUMBLE)
+from ..stage.conftest import STORE
+
 PATH = "nav_msgs/msg/Path"
 MS = S // 1000
 T = np.arange(0.0, 3.05, 0.1)

@@ -116,20 +116,27 @@ def test_given_a_link_to_what_is_not_there_when_it_is_read_then_whether_it_was_l
     assert f"cannot be read ({file.parent} is a link to what is not there)" in latch.reason
 
 
-def test_given_a_folder_that_cannot_be_written_when_a_latch_is_kept_then_it_says_so_and_is_tried_again(
-    file,
+@pytest.mark.parametrize(("cleared", "how"), [(False, {}), (True, {"again_s": 0.01})])
+def test_given_a_folder_that_cannot_be_written_when_a_latch_is_kept_or_cleared_then_that_is_tried_again(
+    file, cleared, how
 ):
     file.parent.write_text("in the way")
-    keeper = LatchKeeper(file, None, lambda: None)
+    keeper = LatchKeeper(file, None, lambda: None, **how)
     keeper.keep(Latch(OBSTACLE, "scan shows a wall", 1))
     while not keeper.problem:
         pass
     assert keeper.problem.startswith(f"{file} does not hold that it is latched: scan shows a wall: ")
+    if cleared:
+        keeper.keep(None)
     file.parent.unlink()
     while keeper.problem:
         pass
-    assert read_latch(file, 0).reason.startswith("scan shows a wall")
-    keeper.close()
+    if cleared:
+        keeper.close()
+        assert read_latch(file, 0) is None
+    else:
+        assert read_latch(file, 0).reason.startswith("scan shows a wall")
+        keeper.close()
 
 
 def test_given_a_disk_that_hangs_when_a_latch_is_kept_then_nobody_waits_for_it(file):
@@ -152,22 +159,6 @@ def test_given_two_nodes_when_each_keeps_its_latch_then_they_have_files_of_their
 def test_given_a_latch_when_its_file_is_looked_at_then_a_person_can_read_it(file):
     keep(file, Latch(TRIGGER, "button is true", 1))
     assert {"kind", "reason", "since"} == json.loads(file.read_text())["latch"].keys()
-
-
-def test_given_a_latch_that_could_not_be_kept_when_it_is_cleared_then_the_file_has_no_problem_any_more(
-    file,
-):
-    file.parent.write_text("in the way")
-    keeper = LatchKeeper(file, None, lambda: None, again_s=0.01)
-    keeper.keep(Latch(OBSTACLE, "scan shows a wall", 1))
-    while not keeper.problem:
-        pass
-    keeper.keep(None)
-    file.parent.unlink()
-    while keeper.problem:
-        pass
-    keeper.close()
-    assert read_latch(file, 0) is None
 
 
 def test_given_a_process_that_ended_when_it_wrote_then_whether_it_was_latched_is_not_known_until_it_is_cleared(

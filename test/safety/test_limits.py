@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rosbags.typesys import Stores, get_typestore
 
 from benchmarks.rig.messages import START_NS, S, odometry_bytes, plan_bytes, straight_plan
 from torchperf_ros.api.errors import BadInput
@@ -14,7 +13,8 @@ from torchperf_ros.safety.odometry import Motion
 from torchperf_ros.safety.stop_output import TimedPath
 from torchperf_ros.settings.safety_options import guard_options
 
-STORE = get_typestore(Stores.ROS2_HUMBLE)
+from ..stage.conftest import STORE
+
 OPTIONS = guard_options({})
 T = np.arange(0.0, 3.05, 0.1)
 

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rosbags.typesys import Stores, get_typestore
 
 from benchmarks.rig.messages import START_NS, Box, S, markers_bytes, odometry_bytes, plan_bytes
 from torchperf_ros.api.errors import BadInput
@@ -16,7 +15,8 @@ from torchperf_ros.safety.odometry import Motion
 from torchperf_ros.safety.stop_output import TimedPath
 from torchperf_ros.settings.safety_options import guard_options
 
-STORE = get_typestore(Stores.ROS2_HUMBLE)
+from ..stage.conftest import STORE
+
 T, ARRAY = STORE.types, "visualization_msgs/msg/MarkerArray"
 OPTIONS = guard_options({})
 HERE = Motion.read(odometry_bytes(x=100.0, y=50.0, yaw=math.pi / 2, speed=10.0), 10 * S)

@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rosbags.typesys import Stores, get_typestore
 
 from benchmarks.rig.messages import START_NS, S, odometry_bytes
 from torchperf_ros.api.errors import BadInput
 from torchperf_ros.safety.odometry import Motion, YawRates, age_s, yaw_of
 
-STORE = get_typestore(Stores.ROS2_HUMBLE)
+from ..stage.conftest import STORE
+
 ODOMETRY = "nav_msgs/msg/Odometry"
 MOTION = Motion.read(odometry_bytes(), 10 * S)
 

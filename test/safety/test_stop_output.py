@@ -4,14 +4,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rosbags.typesys import Stores, get_typestore
 
+from benchmarks.rig.messages import START_NS, S
 from torchperf_ros.safety.stop_output import PATH, TimedPath, can_stop, warm_up_stop
 
-STORE = get_typestore(Stores.ROS2_HUMBLE)
+from ..stage.conftest import STORE
+
 TYPES = STORE.types
-S = 1_000_000_000
-START_NS = 1_700_000_000 * S
 
 
 def stamp(at_ns):

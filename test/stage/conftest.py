@@ -19,7 +19,7 @@ PATIENCE_S = 250.0
 """How long a test waits for what has to happen sooner or later, on a machine that others use as well."""
 STORE = get_typestore(Stores.ROS2_HUMBLE)
 TRIGGER = "geometry_msgs/msg/PointStamped"
-S = 1_000_000_000
+S, MS = 1_000_000_000, 1_000_000
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -229,12 +229,6 @@ def settled_soon():
 
 
 @pytest.fixture(scope="module")
-def start_stage(tmp_path_factory):
-    """Start stages; all of them are stopped when the module is done."""
-    yield from _starter(tmp_path_factory)
-
-
-@pytest.fixture(scope="module")
 def start_streams(tmp_path_factory):
     """Start the streams of a stage, by name; all are stopped when the module is done."""
     started = []
@@ -255,13 +249,8 @@ def start_streams(tmp_path_factory):
         stream.actor.stop()
 
 
-@pytest.fixture
-def start_own_stage(tmp_path_factory):
-    """Start stages; all of them are stopped when the test is done."""
-    yield from _starter(tmp_path_factory)
-
-
 def _starter(tmp_path_factory):
+    """Start stages; all of them are stopped when the module is done, or the test."""
     stages = []
 
     def start(*, wait=True, **values):
@@ -272,3 +261,7 @@ def _starter(tmp_path_factory):
     yield start
     for stage in stages:
         stage.actor.stop()
+
+
+start_stage = pytest.fixture(_starter, scope="module")
+start_own_stage = pytest.fixture(_starter)

@@ -505,26 +505,19 @@ def test_given_a_ramp_when_it_leads_past_the_deadline_then_it_is_found_before_th
 
 
 @pytest.mark.parametrize(
-    "took_ms",
+    ("took_ms", "more"),
     [
-        lambda s: 44.0,  # near the deadline, but steady
-        lambda s: 20.0 * (1 + 0.5 * min(s / 20, 1.0)),  # grows, and has room
-        lambda s: 44.0 * (1 - 0.3 * min(s / 20, 1.0)),  # shrinks
-        lambda s: 0.0,
+        (lambda s: 44.0, {}),  # near the deadline, but steady
+        (lambda s: 20.0 * (1 + 0.5 * min(s / 20, 1.0)), {}),  # grows, and has room
+        (lambda s: 44.0 * (1 - 0.3 * min(s / 20, 1.0)), {}),  # shrinks
+        (lambda s: 0.0, {}),
+        (lambda s: 80.0 if round(s * 30) % 200 == 7 else 40.0, {"noise": 0.01}),  # single stalls
+        # a change of the tier: times of two make no trend
+        (lambda s: 20.0 if s < 30 else 44.0, {"tier": lambda second: int(second > 30), "noise": 0.01}),
     ],
 )
-def test_given_times_that_do_not_lead_past_the_deadline_when_judged_then_there_is_no_alert(took_ms):
-    assert watched(took_ms) == {}
-
-
-def test_given_single_stalls_when_judged_then_they_are_no_drift():
-    assert watched(lambda s: 80.0 if round(s * 30) % 200 == 7 else 40.0, noise=0.01) == {}
-
-
-def test_given_a_change_of_the_tier_when_judged_then_times_of_two_tiers_make_no_trend():
-    assert (
-        watched(lambda s: 20.0 if s < 30 else 44.0, tier=lambda second: int(second > 30), noise=0.01) == {}
-    )
+def test_given_times_that_do_not_lead_past_the_deadline_when_judged_then_there_is_no_alert(took_ms, more):
+    assert watched(took_ms, **more) == {}
 
 
 def test_given_few_frames_when_judged_then_they_wait_until_they_are_enough():

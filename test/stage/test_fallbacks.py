@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
-from rosbags.typesys import Stores, get_typestore
 
 from torchperf_ros.api.messages import empty_message, encode, header
 from torchperf_ros.api.outcome import Fallback
@@ -15,9 +14,9 @@ from torchperf_ros.settings.config import stage_config
 from torchperf_ros.stage.fallbacks import FallbackOutputs
 from torchperf_ros.stage.frame import Frame, Origin
 
-MS = 1_000_000
+from .conftest import MS, STORE
+
 PATH = "nav_msgs/msg/Path"
-STORE = get_typestore(Stores.ROS2_HUMBLE)
 
 
 def frame(seq, received_ns=0, stamp_ns=0):
@@ -167,19 +166,6 @@ def test_given_a_stop_that_was_made_but_not_needed_when_a_late_result_comes_then
     assert outputs.payload(Fallback.STOP) != first
 
 
-@pytest.mark.parametrize(
-    ("step_ms", "at_ms"),
-    [(0, 200), (-100, 200), (100, 3001), (100, 600_000)],
-    ids=["none", "back", "over", "old"],
-)
-def test_given_a_path_that_does_not_say_where_the_vehicle_is_now_then_there_is_no_stop(
-    outputs, config, step_ms, at_ms
-):
-    outputs.remember(path(step_ms=step_ms), frame(0))
-    assert prepared(outputs, config, at_ms=at_ms) is Fallback.NONE
-    assert outputs.payload(Fallback.STOP) is None
-
-
 def test_given_a_path_that_begins_later_when_its_time_comes_then_a_stop_is_made(outputs, config):
     outputs.remember(path(start_ms=220), frame(0))
     assert prepared(outputs, config, at_ms=200) is Fallback.NONE
@@ -207,21 +193,34 @@ def test_given_a_late_output_when_a_newer_one_is_held_then_the_newer_one_stays(o
 
 
 @pytest.mark.parametrize(
-    ("payload", "output_type"),
-    [(path(0), PATH), (b"\x00\x01\x00\x00\xff", PATH), (path(), "vision_msgs/msg/Detection3DArray")],
+    ("payload", "asked", "own"),
+    [
+        (path(step_ms=0), {}, {}),
+        (path(step_ms=-100), {}, {}),
+        (path(), {"at_ms": 3001}, {}),
+        (path(), {"at_ms": 600_000}, {}),
+        (path(0), {}, {}),
+        (b"\x00\x01\x00\x00\xff", {}, {}),
+        (path(), {"output_type": "vision_msgs/msg/Detection3DArray"}, {}),
+        (path(), {}, {"hold_last_ms": 1.0, "fallback": ["hold_last"]}),
+    ],
+    ids=[
+        "at one time",
+        "back in time",
+        "over",
+        "old",
+        "no poses",
+        "damaged",
+        "no path",
+        "stage without stop",
+    ],
 )
 def test_given_an_output_that_no_stop_can_be_made_of_when_chosen_then_there_is_none(
-    outputs, config, payload, output_type
+    outputs, payload, asked, own
 ):
     outputs.remember(payload, frame(0))
-    assert prepared(outputs, config, output_type=output_type) is Fallback.NONE
-    assert outputs.payload(Fallback.STOP) is None
-
-
-def test_given_a_stage_without_stop_when_prepared_then_none_is_made(outputs):
-    outputs.remember(path(), frame(0))
-    config = stage_config("planning", {"hold_last_ms": 1.0, "fallback": ["hold_last"]})
-    assert prepared(outputs, config) is Fallback.NONE
+    config = stage_config("planning", {"hold_last_ms": 100.0, **own})
+    assert prepared(outputs, config, **asked) is Fallback.NONE
     assert outputs.payload(Fallback.STOP) is None
 
 

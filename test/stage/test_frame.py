@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from rosbags.typesys import Stores, get_typestore
 
 from torchperf_ros.api.cdr import header_stamp_ns, restamped
 from torchperf_ros.api.outcome import Fallback, Outcome
@@ -15,8 +14,7 @@ from torchperf_ros.stage.frame import Frame, Mailbox, Origin, StepTimes, admit, 
 from torchperf_ros.stage.ladder import TierLadder
 from torchperf_ros.stage.turn import Output, Turn
 
-STORE = get_typestore(Stores.ROS2_HUMBLE)
-MS = 1_000_000
+from .conftest import MS, STORE
 
 
 def header_bytes(sec, nanosec, name, little):

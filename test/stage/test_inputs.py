@@ -17,9 +17,8 @@ from torchperf_ros.settings.stage_options import SyncRule
 from torchperf_ros.stage.inputs import KEPT, MOST_MISSES, InputSync, SyncedInput
 from torchperf_ros.stage.wiring import StageInput
 
-from .conftest import TRIGGER, trigger, wait_until
+from .conftest import MS, TRIGGER, trigger, wait_until
 
-MS = 1_000_000
 T = 1_000_000 * MS
 """The trigger's stamp, and the time of its receipt on the clock of inputs."""
 POINT = "geometry_msgs/msg/PointStamped"

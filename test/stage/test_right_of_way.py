@@ -14,9 +14,8 @@ from torchperf_ros.settings.config import node_config, stage_config
 from torchperf_ros.stage.right_of_way import NEVER_NS, Arrivals, RightOfWay, expected_ns, set_right_of_way
 from torchperf_ros.workers.worker_setup import worker_setup
 
-from .conftest import wait_until
+from .conftest import MS, wait_until
 
-MS = 1_000_000
 times = st.integers(0, 10**15)
 
 

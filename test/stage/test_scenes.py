@@ -18,9 +18,8 @@ from torchperf_ros.stage.scenes import DEFAULT, SceneChooser, situation_budget_m
 from torchperf_ros.workers.frame_ring import FrameReader
 
 from ..safety.sensor_messages import odometry_bytes
-from .conftest import wait_until
+from .conftest import S, wait_until
 
-S = 1_000_000_000
 INTERSECTION, HIGHWAY, PARKING, EMERGENCY = 1, 2, 3, 4
 NAMES = ["intersection", "highway", "parking", "emergency"]
 

@@ -4,14 +4,14 @@ import math
 import time
 
 import pytest
-from rosbags.typesys import Stores, get_typestore
 
 from torchperf_ros.api.outcome import Fallback, Outcome
 from torchperf_ros.stage.frame import Frame, Origin
 from torchperf_ros.stage.inputs import aged
 from torchperf_ros.workers.frame_ring import FrameReader, InputBytes
 
-STORE = get_typestore(Stores.ROS2_HUMBLE)
+from .conftest import STORE
+
 LAST_TIER_OFFSET = 1000.0
 
 

@@ -75,18 +75,15 @@ def test_given_a_node_that_is_killed_when_its_worker_lives_then_the_worker_dies_
     assert orphan.gone
 
 
-def test_given_a_real_time_node_when_it_starts_a_worker_then_no_thread_of_the_worker_is_real_time(orphan):
-    if FIFO not in orphan.steps:
-        pytest.skip("SCHED_FIFO is not permitted here")
-    assert orphan.policies == {os.SCHED_OTHER}
-
-
-def test_given_a_node_with_a_nice_of_its_own_when_it_starts_a_worker_then_the_worker_has_the_usual_one(
-    orphan,
+@pytest.mark.parametrize(
+    ("step", "what", "usual"), [(FIFO, "policies", {os.SCHED_OTHER}), (NICE, "nice", 0)]
+)
+def test_given_a_node_that_is_real_time_or_has_a_nice_when_it_starts_a_worker_then_no_thread_of_it_has_that(
+    orphan, step, what, usual
 ):
-    if NICE not in orphan.steps:
-        pytest.skip("a nice below 0 is not permitted here")
-    assert orphan.nice == 0
+    if step not in orphan.steps:
+        pytest.skip(f"not permitted here: {step}")
+    assert getattr(orphan, what) == usual
 
 
 def test_given_a_node_that_is_pinned_when_it_starts_a_worker_then_the_worker_has_every_cpu(orphan):

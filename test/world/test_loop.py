@@ -121,24 +121,22 @@ def test_given_a_process_that_dies_before_a_child_runs_out_when_driven_then_only
     assert outputs[0] == outputs[1]
 
 
-def test_given_a_planner_that_goes_blind_when_the_car_ahead_brakes_then_the_guard_brakes_too(workers):
-    drives = [Drive(short("ccrb", 7, 7.1), arm, 1, "blind") for arm in ("no_guard", "no_lane")]
+@pytest.mark.parametrize(
+    ("fault", "arms"),
+    [
+        ("blind", ("no_guard", "no_lane")),
+        ("unseen", ("no_lane", "radar")),  # it brakes for the radar's echo
+    ],
+)
+def test_given_a_stage_that_does_not_see_the_car_ahead_when_it_brakes_then_the_guard_brakes_too(
+    workers, fault, arms
+):
+    drives = [Drive(short("ccrb", 7, 7.1), arm, 1, fault) for arm in arms]
     without, found = (drive(one, workers=workers) for one in drives)
     assert without.score.collision
     assert not found.score.collision
     assert found.counts["guard brake"] > 0
-    assert {kind for _, kind in found.injected} == {"blind"}
-
-
-def test_given_perception_that_misses_the_car_ahead_then_the_guard_brakes_for_the_radars_echo(workers):
-    without, found = (
-        drive(Drive(short("ccrb", 7, 7.1), arm, 1, "unseen"), workers=workers)
-        for arm in ("no_lane", "radar")
-    )
-    assert without.score.collision
-    assert not found.score.collision
-    assert found.counts["guard brake"] > 0
-    assert {kind for _, kind in found.injected} == {"unseen"}
+    assert {kind for _, kind in found.injected} == {fault}
 
 
 def test_given_a_wall_that_only_the_scan_shows_then_the_lane_stops_the_vehicle_before_it():

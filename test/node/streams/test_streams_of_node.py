@@ -16,8 +16,6 @@ from torchperf_ros.tools.main import app
 
 from ..perf_process import DOMAIN_ID
 
-pytestmark = pytest.mark.ros
-
 FRONT, REAR, FUSED = range(3)
 
 
@@ -101,17 +99,23 @@ def test_given_streams_when_scraped_then_metrics_have_the_stage_and_the_stream(n
     assert 'torchperf_frames_total{stage="fused",stream=""}' in text
 
 
-def test_given_two_streams_of_one_topic_when_configured_then_the_message_names_both(start_node, obedient):
-    both = obedient(streams=["a", "b"], topics=["image:=/one_camera"])
-    node = start_node({"stages": ["seen"], "seen": both, "autostart": False})
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        (
+            {"streams": ["a", "b"], "topics": ["image:=/one_camera"]},
+            "parameter seen.streams: a and b both take /one_camera; each stream has a topic of its own",
+        ),
+        (
+            {"topics": ["picture:=/camera"]},
+            "parameter seen.topics: the adapter has no input picture; it has: image",
+        ),
+    ],
+)
+def test_given_topics_that_streams_cannot_have_when_configured_then_the_message_names_what_is_wrong(
+    start_node, obedient, own, message
+):
+    node = start_node({"stages": ["seen"], "seen": obedient(**own), "autostart": False})
     node.acquaint()
     assert not node.change_state("configure")
-    node.prints("parameter seen.streams: a and b both take /one_camera; each stream has a topic of its own")
-
-
-def test_given_a_topic_of_no_input_when_configured_then_the_message_names_the_inputs(start_node, obedient):
-    wrong = obedient(topics=["picture:=/camera"])
-    node = start_node({"stages": ["seen"], "seen": wrong, "autostart": False})
-    node.acquaint()
-    assert not node.change_state("configure")
-    node.prints("parameter seen.topics: the adapter has no input picture; it has: image")
+    node.prints(message)

@@ -78,12 +78,16 @@ def test_given_many_comparisons_when_judged_then_what_chance_explains_is_no_alar
     assert judge([one, *silent], MARGIN)[0].verdict is Judgement.WORSE  # these are no comparisons
 
 
-def test_given_a_wide_interval_when_judged_then_four_times_the_frames_would_do_for_half_of_it():
-    assert judge([p99(20.0, -2.0, 2.0, 1.0)], MARGIN)[0].needed == 4000
-    assert judge([p99(20.0, -1.1, 1.1, 1.0, enough=4321.0)], MARGIN)[0].needed == 4400
-    assert (
-        judge([MetricChange("perception", P99, math.nan, math.nan, enough=500.0)], MARGIN)[0].needed == 500
-    )
+@pytest.mark.parametrize(
+    ("one", "needed"),
+    [
+        (p99(20.0, -2.0, 2.0, 1.0), 4000),
+        (p99(20.0, -1.1, 1.1, 1.0, enough=4321.0), 4400),
+        (MetricChange("perception", P99, math.nan, math.nan, enough=500.0), 500),
+    ],
+)
+def test_given_a_wide_interval_when_judged_then_four_times_the_frames_would_do_for_half_of_it(one, needed):
+    assert judge([one], MARGIN)[0].needed == needed
 
 
 @given(st.floats(-5, 5), st.floats(0.01, 10), st.floats(0, 1))

@@ -3,14 +3,14 @@ import sys
 import time
 
 import pytest
-from rosbags.typesys import Stores, get_typestore
 
 from torchperf_ros.api.alert import Alert, Level
 from torchperf_ros.api.outcome import Fallback, Health, Outcome
 from torchperf_ros.observe.telemetry.diagnostics import diagnostic_bytes, stage_status
 from torchperf_ros.workers.calibration import Calibration
 
-STORE = get_typestore(Stores.ROS2_HUMBLE)
+from ...stage.conftest import STORE
+
 NOW_NS = 1_700_000_000_500_000_000
 
 

@@ -5,7 +5,6 @@ import struct
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rosbags.typesys import Stores, get_typestore
 
 from torchperf_ros.api.errors import ProtocolError
 from torchperf_ros.api.outcome import Fallback, GuardVerdict, Outcome
@@ -22,6 +21,8 @@ from torchperf_ros.observe.telemetry.rows import (
 )
 from torchperf_ros.stage.frame import Answer, Frame, Origin, StepTimes
 from torchperf_ros.workers.frame_ring import FrameRing, InputBytes
+
+from ...stage.conftest import STORE
 
 RING = 1 << 16
 LARGE = 20_000
@@ -188,9 +189,6 @@ def test_given_another_version_when_read_then_it_is_refused(stream):
 
 
 # -- rows under labels, as another reader of CDR finds them
-
-
-STORE = get_typestore(Stores.ROS2_HUMBLE)
 
 
 def row(record, answer):

@@ -134,16 +134,19 @@ def test_given_a_usual_drive_when_ticked_then_nothing_is_found_and_the_signals_f
     assert line["stages"]["camera"] == signals["stages"]["camera"]
 
 
-def test_given_a_frozen_camera_when_a_second_has_passed_then_it_is_said_each_second_until_it_is_over(watch):
-    drive(watch, 0, 5)
-    assert set(drive(watch, 5, 8, value=7)) == {"camera: input frozen"}
-    assert drive(watch, 8, 10) == {}
-
-
-def test_given_a_slower_model_when_seconds_have_passed_then_the_latency_is_told(watch):
-    drive(watch, 0, 90)
-    assert set(drive(watch, 90, 96, total_ms=30.0)) == {"camera: latency"}
-    assert drive(watch, 96, 102) == {}
+@pytest.mark.parametrize(
+    ("begins_s", "ends_s", "fault", "name"),
+    [
+        (5, 8, {"value": 7}, "camera: input frozen"),
+        (90, 96, {"total_ms": 30.0}, "camera: latency"),
+    ],
+)
+def test_given_a_frozen_camera_or_a_slower_model_when_seconds_have_passed_then_it_is_told_until_it_is_over(
+    watch, begins_s, ends_s, fault, name
+):
+    drive(watch, 0, begins_s)
+    assert set(drive(watch, begins_s, ends_s, **fault)) == {name}
+    assert drive(watch, ends_s, ends_s + 6) == {}
 
 
 def test_given_a_recorder_without_time_when_frames_come_late_then_they_are_judged_as_if_they_had_not(watch):
