@@ -109,7 +109,9 @@ def test_given_a_package_when_built_then_each_process_is_counted_and_what_torch_
     tmp_path,
 ):
     program = torch.export.export(torch.nn.Linear(4, 4).eval(), (torch.zeros(1, 4),))
-    quickly = torch._inductor.config.patch({"cpp.vec_isa_ok": False, "aot_inductor.precompile_headers": False})
+    quickly = torch._inductor.config.patch(
+        {"cpp.vec_isa_ok": False, "aot_inductor.precompile_headers": False}
+    )
     with build_times() as times, torch.no_grad(), quickly:
         torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "model.pt2"))
     calls = {step.partition(": ")[2] or step: count for step, count in times.calls.items()}
