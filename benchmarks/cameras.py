@@ -113,8 +113,8 @@ class Arm:
     def family(self) -> list[psutil.Process]:
         """Its processes, those that they have started included."""
         found = []
-        for process in self.processes:
-            own = psutil.Process(process.pid)
+        for child in self.processes:
+            own = psutil.Process(child.process.pid)
             found += [own, *own.children(recursive=True)]
         return found
 

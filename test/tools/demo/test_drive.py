@@ -44,7 +44,7 @@ import sys
 from pathlib import Path
 from torchperf_ros.tools.demo.drive import ChildProcess
 child = ChildProcess("child", ["sleeper"], Path(sys.argv[1]))
-print(child._process.pid, flush=True)
+print(child.process.pid, flush=True)
 sys.stdin.read()
 """
 
@@ -117,8 +117,8 @@ def test_given_a_parent_that_is_killed_when_its_child_runs_then_the_child_ends_t
     module("import time\ntime.sleep(600)", "sleeper")
     with ChildProcess("parent", [*module(PARENT, "parent"), str(tmp_path)], tmp_path) as parent:
         child = psutil.Process(int(wait_for_line(parent.output, parent)))
-        parent._process.kill()
-        parent._process.wait()
+        parent.process.kill()
+        parent.process.wait()
         assert ended(child)
 
 

@@ -67,7 +67,8 @@ class GrowingFile:
 class ChildProcess(contextlib.AbstractContextManager["ChildProcess"]):
     """A Python module as a process in its own session, so that the terminal's Ctrl-C is the parent's alone.
 
-    Its `output` and its `errors` are what it wrote to its standard output and to its standard error.
+    Its `output` and its `errors` are what it wrote to its standard output and to its standard error, and
+    `process` is what signals go to.
     """
 
     def __init__(self, name: str, arguments: list[str], folder: Path) -> None:
@@ -75,7 +76,7 @@ class ChildProcess(contextlib.AbstractContextManager["ChildProcess"]):
         self.output, self.errors = GrowingFile(output), GrowingFile(errors)
         path = [str(Path(torchperf_ros.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
         with output.open("wb") as out, errors.open("wb") as err:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [sys.executable, "-u", "-m", *arguments],
                 stdin=subprocess.PIPE,
                 stdout=out,
@@ -88,31 +89,31 @@ class ChildProcess(contextlib.AbstractContextManager["ChildProcess"]):
     @property
     def exit_status(self) -> int | None:
         """None while it runs, negative if a signal ended it."""
-        return self._process.poll()
+        return self.process.poll()
 
     def say(self, line: str) -> None:
         """Write a line to its standard input; nothing happens if it is gone."""
-        assert self._process.stdin is not None
+        assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(line.encode() + b"\n")
-            self._process.stdin.flush()
+            self.process.stdin.write(line.encode() + b"\n")
+            self.process.stdin.flush()
 
     def interrupt(self) -> None:
-        self._process.send_signal(signal.SIGINT)
+        self.process.send_signal(signal.SIGINT)
 
     def end(self) -> None:
         """Send SIGINT, then SIGTERM, then SIGKILL to it and to what it left behind."""
         for number, patience_s in _PATIENCE_S.items():
-            if self._process.poll() is not None:
+            if self.process.poll() is not None:
                 break
-            self._process.send_signal(number)
+            self.process.send_signal(number)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(patience_s)
+                self.process.wait(patience_s)
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        if self._process.stdin is not None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        if self.process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
-                self._process.stdin.close()
+                self.process.stdin.close()
 
     def __exit__(self, *_: object) -> None:
         self.end()
