@@ -234,6 +234,7 @@ def test_given_messages_that_were_latched_before_when_connected_then_another_inp
         offer_latest=lambda index, data, stamp_ns: heard.append(index),
     )
     endpoints = Endpoints(graph.node, 1, None)
+    graph.wait_for(lambda: graph.node.count_publishers("/latched/info"), "the publisher")
     endpoints.connect([stage], None, heard.append)
     graph.wait_for(lambda: heard, "the latched message")
     assert heard == [1]

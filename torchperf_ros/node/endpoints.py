@@ -174,8 +174,8 @@ class Endpoints:
     def _subscribe(self, source: StageInput) -> Subscription:
         """A raw subscription: the message stays bytes on its way through the node.
 
-        Another one is for what was published before, once and for all, as the calibration of a camera is. A
-        trigger needs none: its old message is no frame.
+        Where a publisher keeps its last message, another one is for what was published before, once and for
+        all, as the calibration of a camera is. A trigger needs none: its old message is no frame.
         """
         best_effort = source.stage.config.input_reliability == "best_effort"
         reliability = ReliabilityPolicy.BEST_EFFORT if best_effort else ReliabilityPolicy.RELIABLE
@@ -183,7 +183,11 @@ class Endpoints:
         is_heard = self._begin_to_hear(source.topic, source.type_name)
         receive = functools.partial(self._hear, source) if is_heard else source.receive
         self.inputs.append(source)
-        if source.index:
+        # Others would warn of a subscription that they do not match.
+        if source.index > 0 and any(
+            publisher.qos_profile.durability is DurabilityPolicy.TRANSIENT_LOCAL
+            for publisher in self._node.get_publishers_info_by_topic(source.topic)
+        ):
             self._take(source.topic, source.type_name, receive, LATCHED_QOS)
         return self._take(source.topic, source.type_name, receive, qos)
 
