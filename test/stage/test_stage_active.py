@@ -52,15 +52,19 @@ def test_given_a_runner_that_fails_when_the_backup_ran_as_well_then_its_last_tie
 
 
 def test_given_a_runner_that_is_late_when_the_deadline_comes_then_the_backups_result_is_published(stage):
-    stage.wait_for_workers()
-    first = stage.ask()  # by the budget as it is, which the runner keeps on a busy machine as well
-    assert (first.outcome, first.tier) == (Outcome.ON_TIME, 0)
-    runner = int(stage.payload(first).header.frame_id)  # it is asked first again
-    stage.wait_for_workers()
-    stage.reconfigure(budget_ms=2500.0)
-    # Where a rehearsal keeps it just then, the other one is asked first, and the frame after that tells.
-    asked = (stage.ask({"do": "sleep", "ms": 3500, "only": runner}, x=3.0) for _ in range(4))
-    answer = next(answer for answer in asked if answer.outcome is not Outcome.ON_TIME)
+    def asked():
+        stage.reconfigure()
+        stage.wait_for_workers()
+        first = stage.ask()  # by the budget as it is, which the runner keeps on a busy machine as well
+        assert (first.outcome, first.tier) == (Outcome.ON_TIME, 0)
+        runner = int(stage.payload(first).header.frame_id)  # it is asked first again
+        stage.wait_for_workers()
+        stage.reconfigure(budget_ms=2500.0)
+        return runner, stage.ask({"do": "sleep", "ms": 3500, "only": runner}, x=3.0)
+
+    # After a good answer the other worker is asked first, once, if it has failed before.
+    tries = (asked() for _ in range(5))
+    runner, answer = next(found for found in tries if found[1].outcome is not Outcome.ON_TIME)
     stage.reconfigure()
     assert (answer.outcome, answer.fallback) == (Outcome.LATE, Fallback.BACKUP)
     assert stage.payload(answer).poses[0].pose.position.x == 3.0 + LAST_TIER_OFFSET
