@@ -413,7 +413,11 @@ def _of_ros(place: Place, benchmark: str, *arguments: str) -> Found:
         (each["what"], each["value"], f"{each['relation']} {each['limit']} {each['unit']}", each["met"])
         for each in said["targets"]
     ]
-    wrong = [f"{what}: {value:.4g}, and has to be {limit}" for what, value, limit, met in rows if not met]
+    wrong = [
+        f"{what}: {value if value is None else round(value, 4)}, and has to be {limit}"
+        for what, value, limit, met in rows
+        if not met
+    ]
     return Found([(f"bench {benchmark}", ("", "measured", "target", "met"), rows)], said["figures"], wrong)
 
 
