@@ -71,7 +71,7 @@ class ProcessorShare:
         self._signals.scan()
         found = self._signals.read()
         stolen = found["steal_percent"] / 100
-        return found["others_cpu_percent"] / 100 - stolen, stolen
+        return max(0.0, found["others_cpu_percent"] / 100 - stolen), stolen
 
 
 def cpu_model(proc: Path = Path("/proc")) -> str:
