@@ -474,6 +474,13 @@ def test_given_what_comes_aslant_when_the_road_to_it_is_too_sharp_for_either_the
         assert not found.straight.any()
 
 
+def leaving(bend, speed, ends):
+    """The way of a plan of 3 s that leaves a bend after this share of it."""
+    heading = bend * np.minimum(speed * T, ends * 3.0 * speed)
+    place = np.concatenate(([0.0], np.cumsum(0.1 * speed * np.exp(0.5j * (heading[1:] + heading[:-1])))))
+    return Track(T, place, heading)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     lateral=st.floats(0.5, 2.5),
@@ -486,9 +493,7 @@ def test_given_the_end_of_a_bend_when_what_comes_drives_beside_then_it_shows_tha
     lateral, speed, side, ends, left
 ):
     bend, way_m = side * min(lateral / speed**2, 0.02), 3.0 * speed
-    heading = bend * np.minimum(speed * T, ends * way_m)
-    place = np.concatenate(([0.0], np.cumsum(0.1 * speed * np.exp(0.5j * (heading[1:] + heading[:-1])))))
-    lane = Lane(Track(T, place, heading), bend)
+    lane = Lane(leaving(bend, speed, ends), bend)
     (at,), (way,) = lane.place_at(np.array([0.9 * way_m]), np.array([side * left]))
     velocity = -9.0 * np.exp(1j * way)
     car = Box(at.real, at.imag, way + math.pi, velocity=(velocity.real, velocity.imag))
@@ -533,17 +538,16 @@ def test_given_a_change_of_lanes_when_what_comes_drives_there_then_it_shows_no_r
 def test_given_a_known_lane_when_a_plan_leaves_a_bend_then_what_comes_beyond_its_end_is_beside_it(
     bend, speed, side, ends, beyond_m
 ):
-    bend, way_m = side * min(bend, 2.0 / speed**2), 3.0 * speed
-    heading = bend * np.minimum(speed * T, ends * way_m)
-    place = np.concatenate(([0.0], np.cumsum(0.1 * speed * np.exp(0.5j * (heading[1:] + heading[:-1])))))
-    lane = Lane(Track(T, place, heading), bend)
+    bend = side * min(bend, 2.0 / speed**2)
+    track = leaving(bend, speed, ends)
+    lane, heading = Lane(track, bend), track.yaw[-1]
     arc = Arc(lane, bend)
     assume(leaves_lane(lane, arc) is Looks.EITHER)
-    travel = np.exp(1j * heading[-1])
-    at, velocity = place[-1] + travel * (beyond_m + 3.5j * side), -12.0 * travel
+    travel = np.exp(1j * heading)
+    at, velocity = track.place[-1] + travel * (beyond_m + 3.5j * side), -12.0 * travel
     aslant = velocity * np.exp(0.03j)
     for moves, beside in ((aslant, False), (velocity, True)):
-        seen = seen_of([Box(at.real, at.imag, heading[-1] + math.pi, velocity=(moves.real, moves.imag))])
+        seen = seen_of([Box(at.real, at.imag, heading + math.pi, velocity=(moves.real, moves.imag))])
         assert leads_to(lane, along_lane(lane, seen), seen) == beside
     course = course_of(lane, arc, seen, Shown(Looks.KEEPS))
     assert not course.joined[0]
