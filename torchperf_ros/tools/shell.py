@@ -195,19 +195,21 @@ def follow(bars: "Progress", name: str, per_s: float = 0.0) -> Callable[[int, in
 
     `per_s`: of what is counted, so many are a second of a log; 0: it is not time.
     """
-    number, next_s, begun_s = bars.add_task(name, start=False, total=None, at=""), 0.0, 0.0
+    number, next_s = bars.add_task(name, start=False, total=None, at=""), 0.0
+    (task,) = (one for one in bars.tasks if one.id == number)
 
     def tell(done: int, total: int) -> None:
-        nonlocal next_s, begun_s
-        if not begun_s:  # what it waits for before, such as workers, says nothing about its speed
-            begun_s = monotonic()
-            bars.start_task(number)
+        nonlocal next_s
+        # What it waits for before, such as workers, says nothing about its speed, and neither does a round
+        # of the log before this one.
+        if not task.started or done < task.completed:
+            bars.reset(number)
         if monotonic() < next_s:
             return
         next_s = monotonic() + (_LINE_EVERY_S if bars.disable else _BAR_EVERY_S)
         at = f"{done / per_s:.1f}" + (f" of {total / per_s:.1f}" if total else "") + " s" if per_s else ""
         if bars.disable:
-            left_s = (monotonic() - begun_s) * (total / done - 1) if done else 0.0
+            left_s = (task.elapsed or 0.0) * (total / done - 1) if done else 0.0
             left = f", {left_s:,.0f} s left" if left_s >= 1.0 else ""
             say(bars.console, f"{name}: at {at or f'{done / max(total, 1):.0%}'}{left}")
         bars.update(number, completed=done, total=total or None, at=at)
