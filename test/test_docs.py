@@ -22,11 +22,13 @@ import pytest
 import torch
 import typer.main
 import yaml
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from torchperf_ros.api.messages import decode, encode, message_class
+from torchperf_ros.api.messages import decode, encode, message_class, stamp_ns_of
 from torchperf_ros.api.outcome import Outcome
 from torchperf_ros.engines.fingerprint import changing_weights
+from torchperf_ros.replay.logs.log_reader import LogReader
 from torchperf_ros.replay.step_times import read_step_times
 from torchperf_ros.settings.config import node_config
 from torchperf_ros.settings.params_file import config_of, read_params_file
@@ -344,6 +346,31 @@ def test_given_the_tests_of_the_pages_when_pytest_runs_them_then_they_pass(pytes
     )  # which cannot be imported a second time; the run in this process would
     done = pytester.runpytest_inprocess("-p", "torchperf", "--refresh-golden")
     done.assert_outcomes(passed=1)
+
+
+def test_given_the_pages_task_when_its_model_is_trained_then_build_gets_the_weights_as_the_page_says(
+    own_project,
+):
+    task, method = (text for text in blocks("python").values() if "SegmenterTask" in text)
+    (own_project / "my_robot" / "task.py").write_text(task)
+    with (own_project / "my_robot" / "segmenter.py").open("a") as file:
+        file.write(method.partition("class Segmenter(Adapter):\n")[2])
+    torchperf("make-log", "road.mcap", "--seconds", "1", "--size", "160x120")
+    with LogReader(Path("road.mcap")) as log, Path("labels.jsonl").open("w") as labels:
+        for number, raw in enumerate(log.messages({"/camera/image_raw"})):
+            image = log.decode(raw)
+            np.save(f"{number}.npy", image.data.reshape(120, 160, 3).max(2) // 64)
+            labels.write(
+                json.dumps({"stamp_ns": stamp_ns_of(image.header), "labels": f"{number}.npy"}) + "\n"
+            )
+    own = "--log=road.mcap --topic=/camera/image_raw --labels=labels.jsonl --steps=0.001 --judged=3 -o mine"
+    # a process of its own: this one may have imported another page's `my_robot`
+    command = f"torchperf train --adapter my_robot.segmenter:Segmenter {own}"
+    subprocess.run(command, shell=True, check=True, capture_output=True)
+    page = "from my_robot.task import *; import torch\n"
+    code = "net = load(Network(8, 4), 'fast', 'mine/segmenter.safetensors'); print(net.head.bias.tolist())"
+    done = subprocess.run([sys.executable, "-c", page + code], check=True, capture_output=True, text=True)
+    assert json.loads(done.stdout) == load_file("mine/segmenter.safetensors")["fast.head.bias"].tolist()
 
 
 @pytest.mark.parametrize("name", blocks("yaml"))

@@ -3,8 +3,10 @@
 And what it refuses before it begins.
 """
 
+import importlib
 import json
 import math
+import os
 import pickle
 import queue
 import re
@@ -150,6 +152,63 @@ def test_given_other_labels_or_weights_in_the_same_file_when_named_again_then_th
         path.write_text("before")
 
 
+OWN = """
+import torch
+from torchperf_ros import Adapter
+from torchperf_ros.api.adapter import Task
+
+class Own(Adapter):
+    def __init__(self, options, device): ...
+    def build(self, tier): ...
+    def example_inputs(self, tier): ...
+    def preprocess(self, messages): ...
+    def postprocess(self, outputs, messages): ...
+
+    def training_task(self, log):
+        return OwnTask()
+
+class OwnTask(Task):
+    name, tiers, steps, rate = "own", {"only": 4}, {"only": 3000}, {"only": 0.01}
+    batch_size, gradient, judged = 8, 1.0, 2
+
+    def network(self, tier, width=None):
+        network = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Dropout(0.5))
+        network.scale = torch.nn.Parameter(torch.tensor([1e6, 1.0]))
+        return network
+
+    def batch(self, seed, number, count):
+        return torch.randn(count, 3, generator=torch.Generator().manual_seed(number)) + 5.0
+
+    def loss(self, network, batch, device):
+        return network(batch).square().mean() + network.scale.sum() * 0
+
+    def judge(self, call, seed, count, device):
+        return {"answer": float(sum(call(self.batch(seed, number, 1)).sum() for number in range(count)))}
+
+    def card(self, judged):
+        return "Nothing of use."
+"""
+
+
+def test_given_an_own_model_that_normalises_when_trained_then_its_file_gives_the_answers_that_were_judged(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "own_model.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    result = run("-o", tmp_path / "out", "--adapter", "own_model:Own", "--steps", "0.01")
+    assert result.exit_code == 0, result.output
+    task = importlib.import_module("own_model").OwnTask()
+    weights = load_file(tmp_path / "out" / "own.safetensors")
+    network = task.network("only").eval()
+    network.load_state_dict({name.removeprefix("only."): value for name, value in weights.items()})
+    assert network[1].running_mean.abs().min() > 0  # of what it learned from
+    assert network.scale[0] > 900_000  # which fp16 does not hold
+    judged = json.loads((tmp_path / "out" / "own.json").read_text())["tiers"]["only"]["score"]["answer"]
+    with torch.inference_mode():
+        assert task.judge(network, "", 2, None)["answer"] == pytest.approx(judged, abs=0.05)
+
+
 def test_given_a_label_that_cannot_be_when_trained_then_the_command_names_its_line_and_ends_with_2(
     tmp_path,
 ):
@@ -200,6 +259,10 @@ def test_given_a_processor_with_bf16_instructions_or_without_when_trained_then_i
             "no effect beside adapter",
         ),
         (("--adapter", "torchperf_ros.models.driving:OracleAdapter"), "it has no training_task"),
+        (
+            ("--adapter", "torchperf_ros.api.adapter:Adapter"),
+            "Adapter: TypeError: Can't instantiate abstract",
+        ),
         (("--from", "none.safetensors"), "detector, tier full: weights none.safetensors: No such file"),
         (("--from", "{folder}/cut.safetensors"), "detector, tier full: weights .*cut.safetensors: "),
         (("--from", DETECTOR_WEIGHTS), "planner, tier full: .*they are of another architecture"),

@@ -184,7 +184,7 @@ class Adapter(abc.ABC):
     def training_task(self, log: Any) -> Any:  # noqa: ANN401 - both are of `train`, which lies above this
         """What `torchperf train --adapter` trains.
 
-        A `train.task.Task`, of a `train.labelled_log.LabelledLog` or None.
+        A `Task`, of a `train.labelled_log.LabelledLog` or None.
 
         Default: None, there is nothing to train.
         """

@@ -121,14 +121,14 @@ def width_in(weights: Path, tier: str, usual: int) -> int:
 
 
 def load_weights(network: nn.Module, tier: str, weights: Path) -> None:
-    """Put the weights of a tier in a safetensors file, named `TIER.PARAMETER`, into a network.
+    """Put the weights of a tier in a safetensors file, named `TIER.NAME` as in `state_dict`, into a network.
 
     All of them or none.
 
     Raises:
         ConfigError: as `build_trained`.
     """
-    own = dict(network.named_parameters())
+    own = network.state_dict()
     try:
         with safe_open(weights, framework="pt") as file:
             names = set(file.keys())
@@ -204,8 +204,12 @@ class DetectorNet(nn.Module):
             nn.Conv2d(2 * width, BOX_FIELDS + len(CLASSES), 1),
         )
         rows, columns = IMAGE_HEIGHT // STRIDE, IMAGE_WIDTH // STRIDE
-        self.register_buffer("column", torch.arange(columns, dtype=torch.float32).view(1, 1, columns))
-        self.register_buffer("row", torch.arange(rows, dtype=torch.float32).view(1, rows, 1))
+        self.register_buffer(
+            "column", torch.arange(columns, dtype=torch.float32).view(1, 1, columns), persistent=False
+        )
+        self.register_buffer(
+            "row", torch.arange(rows, dtype=torch.float32).view(1, rows, 1), persistent=False
+        )
         # missing in torch's overloads
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 

@@ -203,8 +203,7 @@ def loss(cells: Tensor, labels: Sequence[Sequence[Label]]) -> Tensor:
         cells: of `DetectorNet.cells`, [batch, 9, 32, 56].
         labels: of each image; those that need not be found are learned where they can be.
     """
-    heat, places, wanted = targets(labels)
-    heat, places, wanted = heat.to(cells.device), places.to(cells.device), wanted.to(cells.device)
+    heat, places, wanted = (part.to(cells.device) for part in targets(labels))
     score = torch.sigmoid(cells[:, 0].float()).clamp(1e-4, 1 - 1e-4)
     hit = (1 - score) ** 2 * torch.log(score)
     miss = (1 - heat) ** 4 * score**2 * torch.log(1 - score)

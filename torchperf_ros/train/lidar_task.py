@@ -198,13 +198,12 @@ class LidarTask(Task):
         here = maps[cells[:, 0], :, cells[:, 1], cells[:, 2]]
         many = max(len(cells), 1)
         error = (here[:, 1:7] - values).abs().sum(dim=0) / many
-        weights = _WEIGHTS
         return (
             focal(maps[:, 0], heat)
-            + weights["offset"] * error[:2].sum()
-            + weights["size"] * error[2:4].sum()
-            + weights["yaw"] * error[4:].sum()
-            + weights["kind"] * functional.cross_entropy(here[:, 7:], kinds, reduction="sum") / many
+            + _WEIGHTS["offset"] * error[:2].sum()
+            + _WEIGHTS["size"] * error[2:4].sum()
+            + _WEIGHTS["yaw"] * error[4:].sum()
+            + _WEIGHTS["kind"] * functional.cross_entropy(here[:, 7:], kinds, reduction="sum") / many
         )
 
     def judge(
@@ -237,16 +236,16 @@ class LidarTask(Task):
             [average_precision(boxes, truth, index, most_m) for index in range(len(CLASSES))]
             for most_m in (1.0, 2.0)
         )
-        figures = {"map": _mean(near), "map_2m": _mean(far), "false_boxes": sum(false) / len(false)}
+        # the mean of the classes that are there
+        figures = {
+            "map": torch.tensor(near, dtype=torch.float64).nanmean().item(),
+            "map_2m": torch.tensor(far, dtype=torch.float64).nanmean().item(),
+            "false_boxes": sum(false) / len(false),
+        }
         return figures | {f"ap_{name}": value for name, value in zip(CLASSES, near, strict=True)}
 
     def card(self, judged: int) -> str:
         return _CARD.format(classes=", ".join(CLASSES), judged=judged, least=LEAST_POINTS)
-
-
-def _mean(values: list[float]) -> float:
-    known = [value for value in values if not math.isnan(value)]
-    return sum(known) / len(known) if known else math.nan
 
 
 def batch_of(clouds: list[LabelledCloud]) -> Batch:

@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import queue
 import signal
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -19,8 +20,8 @@ import torch
 from safetensors.torch import save
 
 from torchperf_ros import __version__
-from torchperf_ros.api.adapter import HELD_OUT, Task, load_adapter
-from torchperf_ros.api.errors import ConfigError, TorchperfError
+from torchperf_ros.api.adapter import HELD_OUT, Task, open_adapter
+from torchperf_ros.api.errors import ConfigError, TorchperfError, one_line
 from torchperf_ros.engines.device import choose_device
 from torchperf_ros.observe.telemetry.machine import machine_now
 from torchperf_ros.train.labelled_log import LabelledLog
@@ -41,6 +42,21 @@ ADAPTERS: Final = {
     "planner": "torchperf_ros.models.planner:PlannerAdapter",
     "lidar": "torchperf_ros.models.lidar:LidarAdapter",
 }
+# Without defaults in `Task`: a task need not derive from it.
+_PARTS_OF_A_TASK: Final = (
+    "name",
+    "tiers",
+    "steps",
+    "batch_size",
+    "rate",
+    "judged",
+    "gradient",
+    "network",
+    "batch",
+    "loss",
+    "judge",
+    "card",
+)
 PAGE_FILE: Final = "training.html"
 _WAIT_S: Final = 0.5
 _HEIGHT: Final = 340
@@ -111,13 +127,24 @@ def task_of(adapter: str, data: tuple[Path, str, Path] | None) -> Task:
     """An adapter's task.
 
     Raises:
-        ConfigError: the adapter has none, or log and labels cannot be used.
+        ConfigError: the adapter has none or no whole one, or log and labels cannot be used.
         AdapterError: there is no such adapter.
     """
-    log = None if data is None else LabelledLog(*data)
-    task: Task | None = load_adapter(adapter)({}, torch.device("cpu")).training_task(log)
+    try:
+        task: Task | None = open_adapter(adapter, {}, torch.device("cpu")).training_task(
+            None if data is None else LabelledLog(*data)
+        )
+    except TorchperfError:
+        raise
+    except Exception as error:  # the user's code runs here
+        raise ConfigError(f"adapter {adapter}: {one_line(error)}") from error
     if task is None:
-        raise ConfigError(f"adapter {adapter}: it has no training_task; docs/models.md says what that is")
+        raise ConfigError(f"adapter {adapter}: it has no training_task; docs/training.md has one")
+    if missing := [name for name in _PARTS_OF_A_TASK if not hasattr(task, name)]:
+        raise ConfigError(
+            f"adapter {adapter}: training_task gives {type(task).__name__}, which has no "
+            f"{', '.join(missing)}; docs/training.md has a whole one"
+        )
     return task
 
 
@@ -136,10 +163,11 @@ def train_all(plans: Sequence[TierPlan], advance: Progress) -> dict[TierPlan, Ti
     folder = plans[0].checkpoint.parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(
+            dir=folder
+        ).close()  # root may write by the permissions, not on a read-only disk
     except OSError as error:
         raise ConfigError(f"output {folder}: {error.strerror}; name a folder of yours") from error
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise ConfigError(f"output {folder}: nothing can be written there; name a folder of yours")
     together = len(os.sched_getaffinity(0)) if plans[0].device == "cpu" else 1
     context = multiprocessing.get_context("spawn")
     reports: Any = context.Queue()
@@ -186,8 +214,12 @@ def train_tier(number: int, plan: TierPlan, reports: Any) -> None:  # noqa: ANN4
     try:
         task = task_of(plan.adapter, plan.data)
         result: Any = train(task, plan, lambda _, step, loss: reports.put((number, step, loss, None)))
-    except TorchperfError as error:
-        result = error
+    except Exception as error:  # the user's task runs here: the command names its line
+        result = (
+            error
+            if isinstance(error, TorchperfError)
+            else TrainingFailed(f"{plan.model}, tier {plan.tier}: {one_line(error)}")
+        )
     reports.put((number, plan.steps, 0.0, result))
 
 
@@ -198,9 +230,9 @@ def write(results: Mapping[TierPlan, TierResult]) -> None:
         own = {plan: result for plan, result in results.items() if plan.model == name}
         first = next(iter(own))
         weights = {
-            f"{plan.tier}.{key}": value.to(torch.float16).contiguous()
+            f"{plan.tier}.{key}": _compact(value)
             for plan in own
-            for key, value in _parameters(plan).items()
+            for key, value in trained_weights(plan).items()
         }
         path = first.checkpoint.with_name(f"{name}.safetensors")
         widths = json.dumps({plan.tier: result.width for plan, result in own.items()})
@@ -226,10 +258,12 @@ def write(results: Mapping[TierPlan, TierResult]) -> None:
     path.with_name(PAGE_FILE).write_text(training_page(figures), encoding="utf-8")
 
 
-def _parameters(plan: TierPlan) -> dict[str, torch.Tensor]:
-    network = task_of(plan.adapter, plan.data).network(plan.tier)
-    names = {name for name, _ in network.named_parameters()}
-    return {name: value for name, value in trained_weights(plan).items() if name in names}
+# In fp16 where that has room for every number; the counter of a normalisation, for one, stays as it is.
+def _compact(value: torch.Tensor) -> torch.Tensor:
+    half = value.to(torch.float16)
+    fits = value.is_floating_point() and bool(half.isfinite().all())
+    # A copy: the file takes no two that share memory, as tied weights do.
+    return (half if fits else value).clone(memory_format=torch.contiguous_format)
 
 
 def _card(task: Task, figures: Mapping[str, Any]) -> str:

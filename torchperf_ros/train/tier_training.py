@@ -153,7 +153,8 @@ def train(task: Task, plan: TierPlan, report: Report) -> TierResult:
     net, width = network_of(task, plan)
     net = net.to(device)
     average = torch.optim.swa_utils.get_ema_multi_avg_fn(_KEPT_WEIGHTS)  # type: ignore[no-untyped-call]
-    mean = torch.optim.swa_utils.AveragedModel(net, multi_avg_fn=average)
+    # It is judged as it will run: without dropout, and normalised by the running means that `net` has now.
+    mean = torch.optim.swa_utils.AveragedModel(net, multi_avg_fn=average).eval()
     rate = task.rate[plan.tier] * (_FINE_TUNED if plan.start is not None and not plan.prune else 1.0)
     optimizer = torch.optim.AdamW(net.parameters(), rate, weight_decay=_WEIGHT_DECAY)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
