@@ -8,6 +8,7 @@ import ctypes
 import gc
 import math
 import os
+import resource
 import signal
 
 import numpy.fft  # noqa: F401 - here, as `pytester` forgets what is imported within, and it cannot be loaded again
@@ -148,6 +149,23 @@ def own_state(tmp_path_factory):
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(compiler))
         yield
+
+
+@contextlib.contextmanager
+def _limited(name, most):
+    what = getattr(resource, f"RLIMIT_{name}")
+    before = resource.getrlimit(what)
+    resource.setrlimit(what, (most, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(what, before)
+
+
+@pytest.fixture
+def limited():
+    """In its block this process has a limit: `limited("FSIZE", 100)` for files, as on a full disk."""
+    return _limited
 
 
 @pytest.fixture

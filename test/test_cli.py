@@ -1,7 +1,6 @@
 """The command line: quick, helpful, and one line for what cannot be done."""
 
 import os
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -136,16 +135,12 @@ def test_given_a_folder_that_cannot_be_written_to_when_checked_then_that_is_know
 
 
 def test_given_a_disk_that_is_full_when_an_output_is_written_then_the_one_before_is_whole(
-    tmp_path,
+    tmp_path, limited
 ):
-    path, limits = tmp_path / "tuned.yaml", resource.getrlimit(resource.RLIMIT_FSIZE)
+    path = tmp_path / "tuned.yaml"
     shell.write_output(path, "before")
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
-    try:
-        with pytest.raises(ConfigError, match=f"{path}: cannot be written: "):
-            shell.write_output(path, "after" * 1000)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with limited("FSIZE", 100), pytest.raises(ConfigError, match=f"{path}: cannot be written: "):
+        shell.write_output(path, "after" * 1000)
     assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("tuned.yaml", "before")]
     shell.write_output(path, "after")
     assert path.read_text() == "after"

@@ -2,7 +2,6 @@ import contextlib
 import http.client
 import os
 import re
-import resource
 import shutil
 import socket
 import subprocess
@@ -390,22 +389,19 @@ def test_given_a_client_that_is_silent_when_its_time_is_over_then_its_place_is_f
 
 
 def test_given_a_process_without_descriptors_when_a_client_comes_then_it_is_answered_later_and_none_spins(
-    export,
+    export, limited
 ):
     exporter, port = export()
     scrape(port)  # loads what the first answer loads
     asked, calls = exporter.server.get_request, []
     exporter.server.get_request = lambda: (calls.append(1), asked())[1]
-    before, client = resource.getrlimit(resource.RLIMIT_NOFILE), socket.socket()
-    with open(os.devnull, "rb") as lowest:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest.fileno(), before[1]))
-    try:
-        client.connect(("127.0.0.1", port))
-        time.sleep(1.0)
-        assert len(calls) < 50
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    with client:
+    with socket.socket() as client:
+        with open(os.devnull, "rb") as file:
+            lowest = file.fileno()
+        with limited("NOFILE", lowest):
+            client.connect(("127.0.0.1", port))
+            time.sleep(1.0)
+            assert len(calls) < 50
         client.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
         assert client.recv(100).startswith(b"HTTP/1.0 200")
 
