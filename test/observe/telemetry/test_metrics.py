@@ -219,26 +219,6 @@ def test_given_an_emergency_lane_when_scraped_then_its_latch_and_what_triggered_
     assert registry.get_sample_value("torchperf_emergency_refused_total") == 1
 
 
-def test_given_stages_when_scraped_then_every_outcome_fallback_state_and_statistic_is_there_for_each(
-    stages,
-):
-    text = generate_latest(registry_of(stages)).decode()
-    for stage in ("perception", "planning"):
-        lines = [
-            f'torchperf_answers_total{{outcome="{outcome.word}",stage="{stage}"}}' for outcome in Outcome
-        ]
-        lines += [
-            f'torchperf_fallbacks_total{{fallback="{each.word}",stage="{stage}"}}' for each in Fallback
-        ]
-        lines += [f'torchperf_health{{stage="{stage}",state="{state.word}"}}' for state in Health]
-        assert [line for line in lines if line not in text] == []
-        assert (
-            len(re.findall(rf'torchperf_window_latency_seconds\{{stage="{stage}",statistic="\w+"\}}', text))
-            == 4
-        )
-    assert 'torchperf_window_latency_seconds{stage="planning",statistic="p99"} NaN' in text
-
-
 def test_given_stages_when_scraped_then_no_metric_of_the_table_is_empty_and_versions_are_told(stages):
     registry = registry_of(stages)
     inputs = [f"torchperf_input_{what}" for what in ("frames", "waits", "wait_seconds", "skew_seconds")]
