@@ -29,6 +29,7 @@ from torchperf_ros.engines.fingerprint import changing_weights
 from torchperf_ros.replay.step_times import read_step_times
 from torchperf_ros.settings.params_file import config_of, read_params_file
 from torchperf_ros.tools.main import app
+from torchperf_ros.workers.protocol import RUN, Request, Response
 
 pytest_plugins = ["pytester"]
 
@@ -355,6 +356,31 @@ def test_given_parameters_of_a_page_when_read_then_each_is_one(name, own_project
         values = {"/**/perf": {"ros__parameters": own}}
     Path("page.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
     assert read_params_file(Path("page.yaml")).stages[0].stage in {"segmentation", "perception", "near"}
+
+
+# -- the frame's way, on the page of the architecture
+
+
+WAY = TEXTS["architecture.md"].partition("## One frame")[2].partition("1. **Receive.**")[0]
+PARTS = re.findall(r"`(\w+/\w+\.py)`\s+\(((?:`[\w.]+`(?:, )?\s*)+)", WAY)
+
+
+@pytest.mark.parametrize(("file", "names"), PARTS)
+def test_given_the_files_of_the_frames_way_when_read_then_they_have_the_functions_that_the_page_names(
+    file, names
+):
+    code = (ROOT / "torchperf_ros" / file).read_text(encoding="utf-8")
+    for name in re.findall(r"`([\w.]+)`", names):
+        owner, _, function = name.rpartition(".")
+        assert f"def {function}(" in code, f"{file}: {name}"
+        assert f"class {owner}" in code, f"{file}: {name}"
+
+
+def test_given_the_frames_way_when_read_then_it_has_all_files_and_says_how_large_messages_are():
+    assert len(PARTS) == 9
+    sizes = len(Request(RUN, 0, 0, 0, 0).pack()), len(Response(0, 0, 0, 0, 0, 0, 0, 0).pack())
+    for size, name in zip(sizes, ("request", "response"), strict=True):
+        assert f"{size}-byte {name}" in TEXTS["architecture.md"]
 
 
 # -- the README

@@ -22,6 +22,7 @@ from torchperf_ros.stage.frame import StepTimes
 from torchperf_ros.stage.frame_table import KEPT
 from torchperf_ros.workers.frame_ring import FrameRing
 
+from ..stage.conftest import wait_until
 from .telemetry.frame_records import answered_frame, frame_record
 
 WITHIN_S = 200.0
@@ -60,11 +61,7 @@ class Node:
         return self.recording.process
 
     def wait_for(self, condition):
-        until = time.monotonic() + WITHIN_S
-        while not condition():
-            assert time.monotonic() < until, self.recording.problem
-            self.recording.step()
-            time.sleep(0.02)
+        wait_until(lambda: condition() or self.recording.step(), lambda: self.recording.problem)
 
     def records(self):
         file = self.folder / "evidence" / "records" / "perf" / "records.jsonl"
