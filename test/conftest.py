@@ -8,7 +8,12 @@ import ctypes
 import gc
 import math
 import os
+import resource
 import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
 
 import numpy.fft  # noqa: F401 - here, as `pytester` forgets what is imported within, and it cannot be loaded again
 import pytest
@@ -148,6 +153,37 @@ def own_state(tmp_path_factory):
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(compiler))
         yield
+
+
+def _python(code, *words, **environment):
+    command = [sys.executable, "-c", textwrap.dedent(code), *words]
+    how = {"cwd": Path(__file__).parents[1], "env": os.environ | environment, "timeout": 250}
+    done = subprocess.run(command, **how, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def python():
+    """Runs code in a fresh interpreter of this checkout, which has to end well; what it prints."""
+    return _python
+
+
+@contextlib.contextmanager
+def _limited(name, most):
+    what = getattr(resource, f"RLIMIT_{name}")
+    before = resource.getrlimit(what)
+    resource.setrlimit(what, (most, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(what, before)
+
+
+@pytest.fixture
+def limited():
+    """In its block this process has a limit: `limited("FSIZE", 100)` for files, as on a full disk."""
+    return _limited
 
 
 @pytest.fixture

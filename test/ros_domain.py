@@ -23,5 +23,4 @@ def own_domain(user=""):
         else:
             _locks.append(lock)
             return number
-    msg = "every ROS domain is in use"
-    raise RuntimeError(msg)
+    raise RuntimeError("every ROS domain is in use")

@@ -1,9 +1,5 @@
 """The command line: quick, helpful, and one line for what cannot be done."""
 
-import os
-import resource
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,19 +12,7 @@ from torchperf_ros.tools import shell
 RUNNER = CliRunner()
 
 
-def python(program, **environment):
-    """Run a program where this checkout's package is imported."""
-    return subprocess.run(
-        [sys.executable, "-c", program],
-        check=False,
-        capture_output=True,
-        text=True,
-        cwd=Path(cli.__file__).parents[1],
-        env=os.environ | environment,
-    )
-
-
-def test_given_help_when_asked_then_neither_torch_nor_rclpy_nor_the_demo_is_loaded() -> None:
+def test_given_help_when_asked_then_neither_torch_nor_rclpy_nor_the_demo_is_loaded(python) -> None:
     program = """
 import sys
 from typer.testing import CliRunner
@@ -40,13 +24,12 @@ heavy = {"torch", "rclpy", "rosbags", "numpy", "torchperf_ros.tools.demo.drive",
 loaded = heavy & set(sys.modules)
 assert not loaded, loaded
 """
-    done = python(program)
-    assert done.returncode == 0, done.stderr
+    python(program)
 
 
 @pytest.mark.parametrize("columns", ["80", "40"])
 def test_given_a_narrow_terminal_when_help_is_asked_then_nothing_of_any_command_is_cut_off(
-    columns: str,
+    python, columns: str
 ) -> None:
     program = r"""
 import re
@@ -67,13 +50,12 @@ def look(command, words):
 
 look(whole, [])
 """
-    done = python(program, COLUMNS=columns)
-    assert done.returncode == 0, done.stderr
+    python(program, COLUMNS=columns)
 
 
 @pytest.mark.parametrize("columns", ["80", "50"])
 def test_given_any_width_when_help_is_asked_then_prose_fills_it_and_each_example_has_its_line(
-    columns: str,
+    python, columns: str
 ) -> None:
     program = f"""
 from typer.testing import CliRunner
@@ -84,8 +66,7 @@ prose = [line.strip() for line in lines[: lines.index(next(line for line in line
 short = [a for a, b in zip(prose, prose[1:]) if a and b and len(f"{{a}} {{b.split()[0]}}") < {columns} - 2]
 assert not short, short
 """
-    done = python(program, COLUMNS=columns)
-    assert done.returncode == 0, done.stderr
+    python(program, COLUMNS=columns)
 
 
 @pytest.mark.parametrize("command", ["demo", "node", "record"])
@@ -136,16 +117,12 @@ def test_given_a_folder_that_cannot_be_written_to_when_checked_then_that_is_know
 
 
 def test_given_a_disk_that_is_full_when_an_output_is_written_then_the_one_before_is_whole(
-    tmp_path,
+    tmp_path, limited
 ):
-    path, limits = tmp_path / "tuned.yaml", resource.getrlimit(resource.RLIMIT_FSIZE)
+    path = tmp_path / "tuned.yaml"
     shell.write_output(path, "before")
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
-    try:
-        with pytest.raises(ConfigError, match=f"{path}: cannot be written: "):
-            shell.write_output(path, "after" * 1000)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with limited("FSIZE", 100), pytest.raises(ConfigError, match=f"{path}: cannot be written: "):
+        shell.write_output(path, "after" * 1000)
     assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("tuned.yaml", "before")]
     shell.write_output(path, "after")
     assert path.read_text() == "after"

@@ -13,7 +13,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +24,14 @@ import yaml
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from torchperf_ros.api.messages import decode, encode, message_class, stamp_ns_of
-from torchperf_ros.api.outcome import Outcome
+from torchperf_ros.api.adapter import Received
+from torchperf_ros.api.messages import decode, empty_message, encode, header, stamp_ns_of
 from torchperf_ros.engines.fingerprint import changing_weights
 from torchperf_ros.replay.logs.log_reader import LogReader
 from torchperf_ros.replay.step_times import read_step_times
-from torchperf_ros.settings.config import node_config
 from torchperf_ros.settings.params_file import config_of, read_params_file
-from torchperf_ros.stage.hooks import StagePorts
-from torchperf_ros.stage.stage import Stage
 from torchperf_ros.tools.main import app
-from torchperf_ros.workers.worker_setup import worker_setup
+from torchperf_ros.workers.protocol import RUN, Request, Response
 
 pytest_plugins = ["pytester"]
 
@@ -389,23 +385,35 @@ def test_given_parameters_of_a_page_when_read_then_each_is_one(name, own_project
     assert read_params_file(Path("page.yaml")).stages[0].stage in {"segmentation", "perception", "near"}
 
 
-def test_given_the_workflow_when_parsed_then_its_steps_run_something_and_files_are_made_before_they_are_used():
-    workflow = yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))
-    steps = workflow["jobs"]["gate"]["steps"]
-    text = [step.get("run", "") for step in steps]
-    assert all(("run" in step) != ("uses" in step) for step in steps)
-    written = next(number for number, line in enumerate(text) if "-o run.parquet" in line)
-    used = [number for number, line in enumerate(text) if "run.parquet" in line and number != written]
-    assert min(used) > written
-    assert {"push", "pull_request"} <= set(workflow[True])  # YAML 1.1 reads `on` so
+# -- the frame's way, on the page of the architecture
+
+
+WAY = TEXTS["architecture.md"].partition("## One frame")[2].partition("1. **Receive.**")[0]
+PARTS = re.findall(r"`(\w+/\w+\.py)`\s+\(((?:`[\w.]+`(?:, )?\s*)+)", WAY)
+
+
+@pytest.mark.parametrize(("file", "names"), PARTS)
+def test_given_the_files_of_the_frames_way_when_read_then_they_have_the_functions_that_the_page_names(
+    file, names
+):
+    code = (ROOT / "torchperf_ros" / file).read_text(encoding="utf-8")
+    for name in re.findall(r"`([\w.]+)`", names):
+        owner, _, function = name.rpartition(".")
+        assert f"def {function}(" in code, f"{file}: {name}"
+        assert f"class {owner}" in code, f"{file}: {name}"
+
+
+def test_given_the_frames_way_when_read_then_it_has_all_files_and_says_how_large_messages_are():
+    assert len(PARTS) == 9
+    sizes = len(Request(RUN, 0, 0, 0, 0).pack()), len(Response(0, 0, 0, 0, 0, 0, 0, 0).pack())
+    for size, name in zip(sizes, ("request", "response"), strict=True):
+        assert f"{size}-byte {name}" in TEXTS["architecture.md"]
 
 
 # -- the README
 
 
-README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
-SECONDS = 90
-IMAGE = "sensor_msgs/msg/Image"
+README = TEXTS["README.md"]
 
 
 def block(language: str) -> str:
@@ -414,71 +422,21 @@ def block(language: str) -> str:
     return text
 
 
-@pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The README's `my_robot/segmenter.py`, importable by workers."""
-    folder = tmp_path / "my_robot"
-    folder.mkdir()
-    (folder / "segmenter.py").write_text(block("python"), encoding="utf-8")
-    paths = [str(tmp_path), *sys.path]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in paths if path))
-
-
-@pytest.mark.usefixtures("package")
-def test_given_the_readmes_model_and_parameters_when_an_image_comes_then_labels_with_its_stamp_are_published() -> (
-    None
-):
-    values = yaml.safe_load(block("yaml"))["/**/perf"]["ros__parameters"]
-    stages = {
-        "segmentation": (
-            values["segmentation"] | {"budget_ms": 5_000.0, "hang_ms": 10_000.0, "backup": "none"}
-        )
-    }
-    stages["segmentation"]["engine"] = "eager"
-    node = node_config({"stages": values["stages"], "device": "cpu", "worker_threads": 1}, stages)
-    (config,) = node.stages
-    published: list[bytes] = []
-    answers = []
-    done = threading.Event()
-    ports = StagePorts(
-        publish=published.append,
-        hand_on=lambda payload, frame: None,
-        answered=lambda answer: (answers.append(answer), done.set()),
-        anomaly=print,
-        log=print,
-    )
-    stamp = message_class("builtin_interfaces/msg/Time")(sec=12, nanosec=34)
-    header = message_class("std_msgs/msg/Header")(stamp=stamp, frame_id="camera")
-    pixels = np.zeros(120 * 480, dtype=np.uint8)
-    image = encode(message_class(IMAGE)(header, 120, 160, "rgb8", 0, 480, pixels), IMAGE)
-    stage = Stage(config, worker_setup(config, node), ports, lambda: 13 * 10**9)
-    stage.start()
-    stage.activate()
-    try:
-        # frames that come while the worker loads are answered `starting`; offer until one is run
-        for _ in range(SECONDS):
-            done.clear()
-            stage.offer(bytes(image), 12 * 10**9 + 34, stamped=True)
-            assert done.wait(SECONDS)
-            if answers[-1].outcome is not Outcome.STARTING:
-                break
-    finally:
-        stage.stop()
-
-    assert answers[-1].outcome is Outcome.ON_TIME, answers[-1].reason
-    labels = decode(published[-1], IMAGE)
-    assert (labels.encoding, labels.height, labels.width) == ("mono8", 120, 160)
-    assert (labels.header.stamp.sec, labels.header.stamp.nanosec) == (12, 34)
-
-
-def test_given_the_readmes_model_when_built_twice_then_its_weights_are_the_same_so_that_packages_fit() -> (
+def test_given_the_readmes_model_when_built_twice_then_its_weights_are_the_same_and_labels_keep_the_stamp() -> (
     None
 ):
     names: dict[str, Any] = {}
     exec(block("python"), names)
     adapter = names["Segmenter"]({}, torch.device("cpu"))
-    for tier in ("full", "fast"):
+    for tier in ("full", "fast"):  # so that packages fit
         assert changing_weights(tier, adapter.build(tier), adapter.build(tier)) == ""
+    own = {"height": 120, "width": 160, "encoding": "rgb8", "step": 480, "data": np.zeros(57_600, np.uint8)}
+    image = empty_message(adapter.output, header=header(12_000_000_034, "camera"), **own)
+    messages = {"image": Received(image, 12_000_000_034, 0.0)}
+    labels = adapter.postprocess(adapter.build("fast")(*adapter.preprocess(messages)), messages)
+    found = decode(encode(labels, adapter.output), adapter.output)
+    assert (found.encoding, found.height, found.width) == ("mono8", 120, 160)
+    assert stamp_ns_of(found.header) == 12_000_000_034
 
 
 def test_given_the_readmes_commands_on_a_robot_when_read_then_the_shell_that_listens_sets_no_transport() -> (

@@ -105,7 +105,9 @@ def job(checkout, event, name="gate", changes=(), **variables):
         **variables,
     }
     statuses, text = {}, ""
-    found = yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))["jobs"][name]
+    workflow = yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))
+    assert {"push", "pull_request"} <= set(workflow[True])  # YAML 1.1 reads `on` so
+    found = workflow["jobs"][name]
     assert found["if"] == f"github.event_name {'==' if name == 'candidate' else '!='} 'workflow_dispatch'"
     for step in found["steps"]:
         condition = step.get("if", "")

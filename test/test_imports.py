@@ -2,8 +2,6 @@
 
 import ast
 import functools
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -102,27 +100,17 @@ def test_given_a_heavy_library_when_imports_are_read_then_only_its_layers_import
     assert forbidden == []
 
 
-def test_given_relative_and_nested_imports_when_read_then_none_is_missed():
-    sources = {module for path in FILES for module, _ in imported(path)}
-    assert "torchperf_ros.worker.session" in sources  # inside a function
-    assert "torchperf_ros.api.errors.ConfigError" in sources
-
-
-def loaded_after(code):
+@pytest.fixture
+def loaded_after(python):
     """Names of all modules in a fresh interpreter that has run this."""
-    done = subprocess.run(
-        [sys.executable, "-c", f"{code}\nimport sys\nprint(*sys.modules)"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
+    return lambda code: set(python(f"{code}\nimport sys\nprint(*sys.modules)").split())
+
+
+@pytest.fixture
+def loaded_by(loaded_after):
+    return lambda *modules: loaded_after(
+        f"import importlib\nfor name in {modules!r}: importlib.import_module(name)"
     )
-    assert done.returncode == 0, done.stderr
-    return set(done.stdout.split())
-
-
-def loaded_by(*modules):
-    return loaded_after(f"import importlib\nfor name in {modules!r}: importlib.import_module(name)")
 
 
 def modules_of(*layers):
@@ -133,25 +121,31 @@ def modules_of(*layers):
     ]
 
 
-def test_given_a_fresh_interpreter_when_the_node_side_is_imported_then_torch_is_not_and_rclpy_for_listening_only():
+def test_given_a_fresh_interpreter_when_the_node_side_is_imported_then_torch_is_not_and_rclpy_for_listening_only(
+    loaded_by,
+):
     loaded = loaded_by(*modules_of(*NODE_SIDE))
     assert "torchperf_ros.settings.config" in loaded
     assert "torch" not in loaded
     assert "rclpy" not in loaded_by(*modules_of("settings", "safety", "workers", "stage"))
 
 
-def test_given_a_fresh_interpreter_when_the_recorder_begins_then_nothing_long_is_imported_at_the_nodes_priority():
+def test_given_a_fresh_interpreter_when_the_recorder_begins_then_nothing_long_is_imported_at_the_nodes_priority(
+    loaded_by,
+):
     assert loaded_by("torchperf_ros.workers.process_setup") & {"numpy", "psutil"} == set()
 
 
-def test_given_a_fresh_interpreter_when_the_worker_is_imported_then_neither_rclpy_nor_an_engines_library_is_loaded():
+def test_given_a_fresh_interpreter_when_the_worker_is_imported_then_neither_rclpy_nor_an_engines_library_is_loaded(
+    loaded_by,
+):
     loaded = loaded_by(*modules_of("worker", "engines"))
     assert "torch" in loaded
     assert not {"rclpy", *ENGINE_LIBRARIES} & loaded
 
 
 @pytest.mark.ros
-def test_given_a_fresh_interpreter_when_the_node_is_imported_then_torch_is_not_loaded():
+def test_given_a_fresh_interpreter_when_the_node_is_imported_then_torch_is_not_loaded(loaded_by):
     pytest.importorskip("rclpy", reason="rclpy is not installed")
     loaded = loaded_by("torchperf_ros.node.node")
     assert "rclpy" in loaded
@@ -161,7 +155,7 @@ def test_given_a_fresh_interpreter_when_the_node_is_imported_then_torch_is_not_l
 
 @pytest.mark.parametrize(("given", "is_loaded"), [({}, False), ({"rollout.vehicle": "car-7"}, True)])
 def test_given_a_node_when_configured_then_roll_outs_are_loaded_where_a_parameter_says_that_one_may_come(
-    given, is_loaded
+    loaded_after, given, is_loaded
 ):
     values = {"stages": ["perception"], **given}
     stages = {"perception": {"adapter": "m:C", "output": "o"}}

@@ -1,7 +1,5 @@
 """The names that adapters import, and the paths of earlier versions."""
 
-import subprocess
-import sys
 import warnings
 
 import pytest
@@ -10,12 +8,6 @@ import torchperf_ros
 from torchperf_ros.api.import_paths import _MOVED
 
 PUBLIC = ["Adapter", "BadInput", "HistoryBuffer", "Received", "message_class", "pixels"]
-
-
-def fresh(code, *words):
-    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()
 
 
 def test_given_the_package_when_its_names_are_listed_then_they_are_those_of_the_contract():
@@ -30,10 +22,10 @@ def test_given_a_name_that_is_not_there_when_asked_for_then_the_error_names_it()
         from torchperf_ros import Adaptor  # noqa: F401
 
 
-def test_given_a_fresh_interpreter_when_the_package_is_imported_then_nothing_heavy_is_loaded():
-    loaded = fresh("import sys, torchperf_ros; print(*sys.modules)")
+def test_given_a_fresh_interpreter_when_the_package_is_imported_then_nothing_heavy_is_loaded(python):
+    loaded = python("import sys, torchperf_ros; print(*sys.modules)").split()
     assert not {"torch", "rclpy", "numpy", "rosbags"} & set(loaded)
-    errors_only = fresh("import sys; from torchperf_ros import BadInput; print(*sys.modules)")
+    errors_only = python("import sys; from torchperf_ros import BadInput; print(*sys.modules)").split()
     assert not {"torch", "rclpy", "numpy"} & set(errors_only)
 
 
@@ -48,9 +40,9 @@ for old in sys.argv[1:]:
 """
 
 
-def test_given_old_paths_when_imported_then_each_works_and_warns_at_the_users_line():
+def test_given_old_paths_when_imported_then_each_works_and_warns_at_the_users_line(python):
     old_ones = [name for name in _MOVED if name.count(".") > 1]
-    lines = fresh(IMPORTS_ALL, *old_ones)
+    lines = python(IMPORTS_ALL, *old_ones).split()
     assert lines == [word for old in old_ones for word in ("1", "DeprecationWarning", "<string>", old)]
 
 

@@ -1,8 +1,6 @@
 import dataclasses
 import functools
 import importlib.util
-import os
-import subprocess
 import sys
 import threading
 
@@ -81,7 +79,7 @@ def test_given_the_same_model_twice_when_identified_then_the_key_is_the_same():
     assert key_of(made_there) == key_of(Net())
 
 
-def test_given_the_same_model_in_another_process_when_identified_then_the_key_is_the_same():
+def test_given_the_same_model_in_another_process_when_identified_then_the_key_is_the_same(python):
     code = f"""
 import importlib.util, sys, torch
 torch.set_num_threads({torch.get_num_threads()})
@@ -90,11 +88,7 @@ sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
 print(module.key_of(module.Net()))
 """
-    environment = {**os.environ, "PYTHONHASHSEED": "1"}  # here it is another
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
-    )
-    assert done.stdout.strip() == key_of(Net())
+    assert python(code, PYTHONHASHSEED="1").strip() == key_of(Net())  # here it is another
 
 
 ATTRIBUTES = {

@@ -350,11 +350,6 @@ def test_given_a_last_row_without_padding_when_read_then_it_is_whole():
     assert np.array_equal(read_cloud(message, MANY).points[:, 0], xyz(6)["x"][0])
 
 
-def test_given_no_points_when_read_then_the_array_is_empty_whatever_else_is_missing():
-    found = read_cloud(empty_message(CLOUD), MANY)
-    assert (found.points.shape, found.points.dtype) == ((0, 4), np.float32)
-
-
 def test_given_fields_whose_count_the_driver_left_at_0_when_read_then_it_counts_as_1():
     message = cloud(xyz(4))
     for field in message.fields:
@@ -399,12 +394,6 @@ def test_given_an_unknown_datatype_of_the_intensity_when_read_then_it_is_refused
     message.fields[3].datatype = 0
     with pytest.raises(BadInput, match="cloud field intensity has datatype 0; it has to be 1 to 8"):
         read_cloud(message, MANY)
-
-
-def test_given_a_table_when_made_a_message_then_it_is_read_as_it_was():
-    table = np.zeros(3, np.dtype([("x", "<f4"), ("y", "<f4"), ("z", "<f4"), ("ring", "<u2")]))
-    table["x"], table["ring"] = [1, 2, 3], 9
-    assert read_cloud(cloud_message(table, STAMP_NS, "lidar"), MANY).points[:, 0].tolist() == [1, 2, 3]
 
 
 @pytest.mark.parametrize(

@@ -63,11 +63,9 @@ class Obedient(Adapter):
         if order == "sleep":
             time.sleep(10.0)
         if order == "raise":
-            msg = "told to raise"
-            raise RuntimeError(msg)
+            raise RuntimeError("told to raise")
         if order == "bad":
-            msg = "told to find it bad"
-            raise BadInput(msg)
+            raise BadInput("told to find it bad")
         return math.nan
 
     def postprocess(self, outputs: Any, messages: Mapping[str, Received]) -> object:
@@ -136,8 +134,7 @@ class Unbuildable(Obedient):
     """Fails while its model is built, after it has described what it takes and gives."""
 
     def build(self, tier: str) -> torch.nn.Module:
-        msg = f"no weights for {tier}"
-        raise RuntimeError(msg)
+        raise RuntimeError(f"no weights for {tier}")
 
 
 class Silent(Obedient):

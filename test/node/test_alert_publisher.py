@@ -1,7 +1,6 @@
 """When what is found is recorded and logged, without a graph: time is passed in."""
 
 import os
-import resource
 import threading
 from types import SimpleNamespace
 
@@ -183,7 +182,7 @@ def test_given_a_report_that_goes_on_when_the_stages_are_to_stop_then_they_wait_
 
 
 def test_given_a_process_without_descriptors_when_reported_then_the_rest_is_said_and_memory_is_as_it_was(
-    stranger,
+    stranger, limited
 ):
     publisher = AlertPublisher(stranger)
     publisher.recording = RecordingByHand()
@@ -191,12 +190,8 @@ def test_given_a_process_without_descriptors_when_reported_then_the_rest_is_said
     reporter.report()
     spare = os.open("/dev/null", os.O_RDONLY)  # the lowest that is free
     os.close(spare)
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (spare, before[1]))
-    try:
+    with limited("NOFILE", spare):
         reporter.report()
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
     reporter.report()
     heard = [data for topic, data in publisher.recording.messages if topic == "/diagnostics"]
     warned = [b"memory in use cannot be read: [Errno 24] Too many open files" in data for data in heard]

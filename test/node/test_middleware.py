@@ -122,15 +122,12 @@ def test_given_a_node_when_it_starts_then_its_workers_are_forked_from_what_it_st
     assert all(set(environment) == {"TMPDIR", QOS_FROM_XML, *profile} for environment in started_with)
 
 
-def test_given_a_launch_file_when_it_asks_then_rclpy_is_not_imported():
+def test_given_a_launch_file_when_it_asks_then_rclpy_is_not_imported(python):
     code = (
         "import sys; from torchperf_ros.node.middleware import image_transport; print('rclpy' in"
         " sys.modules)"
     )
-    assert (
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-        == "False\n"
-    )
+    assert python(code) == "False\n"
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 import itertools
 import json
 import math
-import resource
 from dataclasses import replace
 from datetime import datetime, timezone
 
@@ -215,16 +214,12 @@ def test_given_an_incident_when_another_one_happens_meanwhile_then_it_is_part_of
 
 
 def test_given_a_disk_that_takes_no_more_when_an_incident_is_written_then_it_is_said_and_the_next_one_is_kept(
-    box, tmp_path
+    box, tmp_path, limited
 ):
     box.frame(frame(1))
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
-    try:
+    with limited("FSIZE", 100):
         box.incident(1, "lost", **{"stacks.txt": "x" * 1000})
         box.finish()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert "_lost is lost: " in box.problem
     assert list((tmp_path / "evidence").iterdir()) == []
     box.incident(2, "kept")

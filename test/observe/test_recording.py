@@ -5,7 +5,6 @@ What is too large, what is not understood, who is stopped.
 
 import json
 import os
-import resource
 import select
 import signal
 import time
@@ -23,6 +22,7 @@ from torchperf_ros.stage.frame import StepTimes
 from torchperf_ros.stage.frame_table import KEPT
 from torchperf_ros.workers.frame_ring import FrameRing
 
+from ..stage.conftest import wait_until
 from .telemetry.frame_records import answered_frame, frame_record
 
 WITHIN_S = 200.0
@@ -61,11 +61,7 @@ class Node:
         return self.recording.process
 
     def wait_for(self, condition):
-        until = time.monotonic() + WITHIN_S
-        while not condition():
-            assert time.monotonic() < until, self.recording.problem
-            self.recording.step()
-            time.sleep(0.02)
+        wait_until(lambda: condition() or self.recording.step(), lambda: self.recording.problem)
 
     def records(self):
         file = self.folder / "evidence" / "records" / "perf" / "records.jsonl"
@@ -334,17 +330,13 @@ def test_given_a_storm_of_one_kind_when_written_then_it_is_cut_and_counted_and_o
 
 
 def test_given_a_disk_that_takes_no_more_when_written_then_it_is_said_and_counted_and_goes_on_later(
-    log, tmp_path
+    log, tmp_path, limited
 ):
     log.frame(frame_record(**FRAME))
     log.tick(1, 0)
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
-    try:
+    with limited("FSIZE", 100):
         log.frame(frame_record(**FRAME))
         log.tick(2, 0)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert "records.jsonl: " in log.problem
     log.frame(frame_record(**FRAME))
     log.tick(3, 0)
@@ -391,20 +383,16 @@ def test_given_two_logs_with_one_folder_when_written_then_both_rotate_by_what_is
 
 
 def test_given_two_logs_with_one_folder_when_the_disk_is_full_for_one_then_no_line_of_the_other_is_cut(
-    tmp_path,
+    tmp_path, limited
 ):
     front, rear = both(tmp_path)
     for second in range(20):
         front.event(second, {"kind": "log", "severity": "info", "text": "x" * 100})
         front.tick(second, 0)
     before = (tmp_path / "records" / "records.jsonl").read_bytes()
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 50, limits[1]))
-    try:
+    with limited("FSIZE", len(before) + 50):
         rear.event(21, {"kind": "log", "severity": "info", "text": "y" * 100})
         rear.tick(21, 0)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert "records.jsonl: " in rear.problem
     assert (tmp_path / "records" / "records.jsonl").read_bytes() == before
     front.event(22, {"kind": "log", "severity": "info", "text": "z"})

@@ -525,12 +525,11 @@ def test_given_logs_beside_each_other_when_replayed_then_they_share_the_cores(
     assert shared.overrides["worker_threads"] == threads
 
 
-def test_given_a_fresh_interpreter_when_the_replay_of_many_is_imported_then_dask_is_not_loaded():
+def test_given_a_fresh_interpreter_when_the_replay_of_many_is_imported_then_dask_is_not_loaded(
+    python,
+):
     code = "import torchperf_ros.replay.batch, sys; print(*sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    loaded = set(done.stdout.split())
+    loaded = set(python(code).split())
     assert "torchperf_ros.replay.batch_tasks" in loaded
     assert loaded & {"dask", "distributed", "pyarrow", "torch", "rclpy"} == set()
 

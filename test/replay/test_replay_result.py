@@ -1,9 +1,6 @@
 """Figures of a stage are numbers like any other, and know the frames that they come from."""
 
 import json
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -59,20 +56,12 @@ def test_given_frames_when_their_table_is_asked_for_then_the_ten_longest_are_in_
     assert np.isnan(stage_result("perception", KIND, []).p99_ms)
 
 
-def test_given_a_guard_of_several_checks_when_hashed_in_other_processes_then_the_parameters_are_the_same():
+def test_given_a_guard_of_several_checks_when_hashed_in_other_processes_then_the_parameters_are_the_same(
+    python,
+):
     code = """
 from torchperf_ros.settings.params_file import config_of
 from torchperf_ros.replay.replay_options import params_hash
 print(params_hash(config_of({"planning.guard.act": ["all"]})))
 """
-    runs = [
-        subprocess.run(
-            [sys.executable, "-c", code],
-            capture_output=True,
-            text=True,
-            check=True,
-            env={**os.environ, "PYTHONHASHSEED": seed},
-        ).stdout
-        for seed in ("1", "2", "3")
-    ]
-    assert len(set(runs)) == 1
+    assert len({python(code, PYTHONHASHSEED=seed) for seed in ("1", "2", "3")}) == 1

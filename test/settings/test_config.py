@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchperf_ros.api.errors import ConfigError
-from torchperf_ros.api.outcome import Fallback
 from torchperf_ros.settings.config import (
     NODE_PARAMETERS,
     STAGE_DEFAULTS,
@@ -130,32 +129,6 @@ def test_given_any_values_when_the_node_is_configured_then_it_is_a_config_or_a_c
         assert str(error).startswith("parameter ")  # noqa: PT017 - either end is right
         return
     assert isinstance(config, NodeConfig)
-
-
-def test_given_nothing_when_configured_then_the_defaults_are_those_of_the_design():
-    config = node_config({}, {})
-    perception, planning = config.stages
-    assert (config.device, config.autostart, config.metrics_port, config.cpu_affinity) == (
-        "auto",
-        True,
-        9464,
-        (),
-    )
-    assert (perception.name, planning.name) == ("perception", "planning")
-    assert (perception.budget_ms, perception.hang_ms, perception.max_frame_bytes) == (
-        50.0,
-        1000.0,
-        8_388_608,
-    )
-    assert perception.tiers == ("full", "medium", "fast")
-    assert perception.fallback == (Fallback.BACKUP, Fallback.HOLD_LAST, Fallback.STOP)
-    assert (perception.backup, perception.hold_last_ms, perception.budget_from) == (
-        "standby",
-        300.0,
-        "receipt",
-    )
-    assert (perception.output, planning.output) == ("detections", "trajectory")
-    assert perception.options == {}
 
 
 def test_given_stages_with_defaults_when_listed_then_only_known_parameters_are_overridden():

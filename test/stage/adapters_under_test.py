@@ -245,8 +245,7 @@ def at_start(options, where):
     """Misbehave while a worker starts, if the options say so."""
     what = options.get("at_start", {}).get(where)
     if what == "config_error":
-        msg = "option speed: -1 is not allowed"
-        raise ConfigError(msg)
+        raise ConfigError("option speed: -1 is not allowed")
     if what:
         misbehave({"do": what})
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from rosbags.typesys import Stores, get_typestore
 
+from torchperf_ros.api.messages import empty_message, encode, header
 from torchperf_ros.settings.config import node_config, stage_configs
 from torchperf_ros.stage.hooks import StagePorts
 from torchperf_ros.stage.stage import Stage
@@ -40,11 +41,9 @@ def wait_until(condition, what, timeout_s=PATIENCE_S):
 
 def trigger(stamp_ns, orders=None, x=0.0):
     """CDR bytes of a `PointStamped` whose `frame_id` carries the orders."""
-    types = STORE.types
-    stamp = types["builtin_interfaces/msg/Time"](sec=stamp_ns // S, nanosec=stamp_ns % S)
-    header = types["std_msgs/msg/Header"](stamp=stamp, frame_id=json.dumps(orders) if orders else "")
-    point = types["geometry_msgs/msg/Point"](x=x, y=0.0, z=0.0)
-    return bytes(STORE.serialize_cdr(types[TRIGGER](header=header, point=point), TRIGGER))
+    point = empty_message("geometry_msgs/msg/Point", x=x)
+    text = json.dumps(orders) if orders else ""
+    return bytes(encode(empty_message(TRIGGER, header=header(stamp_ns, text), point=point), TRIGGER))
 
 
 class StageUnderTest:

@@ -453,11 +453,6 @@ def test_given_an_answer_when_it_left_before_its_deadline_then_none_is_said_to_b
     assert tell(outcome, lateness_ms=-1.0, fallback=Fallback.NONE).name == "perception: deadline missed"
 
 
-def test_given_misses_when_they_become_sustained_then_they_are_an_error(tell):
-    assert tell(misses=SUSTAINED - 1).level is Level.WARN
-    assert tell(misses=SUSTAINED).level is Level.ERROR
-
-
 def test_given_a_death_when_told_then_a_lasting_one_is_an_error():
     first = death_alert("planning", "exit status 1\nTraceback", pid=7, restarts=1, lasting=False)
     assert (first.level, first.name, first.message) == (

@@ -14,7 +14,7 @@ import pytest
 
 from torchperf_ros.api.alert import Alert, Level
 from torchperf_ros.api.clock import NS_PER_MS, NS_PER_S
-from torchperf_ros.api.messages import empty_message, encode, header
+from torchperf_ros.api.messages import encode, header
 from torchperf_ros.api.outcome import Fallback, Outcome
 from torchperf_ros.models.detection_messages import MARKER_ARRAY, Detection, ImageFrame, MarkerArrays
 from torchperf_ros.observe.watch.watch import StageWatch
@@ -27,7 +27,9 @@ from torchperf_ros.stage.health import Flow, SupersededRule
 from torchperf_ros.stage.limits import DriftWatch
 from torchperf_ros.workers.frame_ring import InputBytes
 
+from ..api.test_pixels import image
 from ..observe.telemetry.frame_records import answered_frame, frame_record
+from ..safety.sensor_messages import cloud_bytes
 
 IMAGE, CLOUD, MARKERS = "sensor_msgs/msg/Image", "sensor_msgs/msg/PointCloud2", MarkerArrays(70.0)
 HZ = 5
@@ -64,31 +66,13 @@ def picture(number):
         pixels[: pixels.size * 9 // 10] = 255
     elif number < 0:
         pixels[:] = -1 - number
-    own = {
-        "header": header(1, ""),
-        "height": 32,
-        "width": 48,
-        "encoding": "mono8",
-        "step": 48,
-        "data": pixels,
-    }
-    return bytes(encode(empty_message(IMAGE, **own), IMAGE))
+    return bytes(encode(image("mono8", pixels.reshape(32, 48), header=header(1, "")), IMAGE))
 
 
 @functools.cache
 def cloud(count):
     """Bytes of a point cloud."""
-    field = empty_message("sensor_msgs/msg/PointField", name="x", offset=0, datatype=7, count=1)
-    data = np.random.default_rng(count).random(count).astype("<f4").view(np.uint8)
-    own = {
-        "header": header(1, ""),
-        "height": 1,
-        "width": count,
-        "fields": [field],
-        "point_step": 4,
-        "data": data,
-    }
-    return bytes(encode(empty_message(CLOUD, **own), CLOUD))
+    return cloud_bytes(np.random.default_rng(count).random((count, 3)), fields="xyz", stamp_ns=1)
 
 
 @functools.cache

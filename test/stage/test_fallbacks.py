@@ -25,26 +25,9 @@ def frame(seq, received_ns=0, stamp_ns=0):
 
 def path(count=31, start_ms=0, step_ms=100):
     """Poses that are 1 m apart."""
-    types = STORE.types
-
-    def header(at_ms):
-        at_ns = round(at_ms * MS)
-        return types["std_msgs/msg/Header"](
-            stamp=types["builtin_interfaces/msg/Time"](at_ns // (1000 * MS), at_ns % (1000 * MS)),
-            frame_id="map",
-        )
-
-    poses = [
-        types["geometry_msgs/msg/PoseStamped"](
-            header(start_ms + number * step_ms),
-            types["geometry_msgs/msg/Pose"](
-                types["geometry_msgs/msg/Point"](float(number), 0.0, 0.0),
-                types["geometry_msgs/msg/Quaternion"](0.0, 0.0, 0.0, 1.0),
-            ),
-        )
-        for number in range(count)
-    ]
-    return bytes(STORE.serialize_cdr(types[PATH](header(start_ms), poses), PATH))
+    stamps_ns = (start_ms + np.arange(count) * step_ms) * MS
+    points = np.arange(float(count))[:, None] * (1.0, 0.0, 0.0)
+    return TimedPath.made(stamps_ns, points, np.zeros(count), b"map").bytes()
 
 
 @pytest.fixture
@@ -199,7 +182,7 @@ def test_given_a_late_output_when_a_newer_one_is_held_then_the_newer_one_stays(o
         (path(step_ms=-100), {}, {}),
         (path(), {"at_ms": 3001}, {}),
         (path(), {"at_ms": 600_000}, {}),
-        (path(0), {}, {}),
+        (bytes(encode(empty_message(PATH), PATH)), {}, {}),
         (b"\x00\x01\x00\x00\xff", {}, {}),
         (path(), {"output_type": "vision_msgs/msg/Detection3DArray"}, {}),
         (path(), {}, {"hold_last_ms": 1.0, "fallback": ["hold_last"]}),

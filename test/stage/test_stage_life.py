@@ -16,7 +16,7 @@ import pytest
 from torchperf_ros.api.outcome import Outcome
 from torchperf_ros.workers.fork_server import start_base
 
-from .conftest import PATIENCE_S, wait_until
+from .conftest import PATIENCE_S, StageUnderTest, wait_until
 
 NODE = """
     import os, signal, sys
@@ -150,20 +150,8 @@ def test_given_a_stage_that_runs_a_frame_then_the_frame_is_answered_by_its_deadl
 
 
 def test_given_a_stage_that_was_never_started_when_stopped_then_nothing_is_left(tmp_path):
-    from torchperf_ros.settings.config import node_config, stage_config
-    from torchperf_ros.stage.hooks import StagePorts
-    from torchperf_ros.stage.stage import Stage
-    from torchperf_ros.workers.worker_setup import worker_setup
-
     before = belongings()
-
-    def ignore(*_):
-        return None
-
-    config = stage_config("tested", {"adapter": "a:B", "output": "c"})
-    setup = worker_setup(config, node_config({}, {}))
-    actor = Stage(config, setup, StagePorts(*[ignore] * 5), lambda: 0)
-    actor.stop()
+    StageUnderTest(tmp_path).actor.stop()
     after = belongings()
     assert after.descriptors <= before.descriptors
     assert after.maps <= before.maps

@@ -1,8 +1,6 @@
 """Labels, targets, the score, and a short training that goes on where it was."""
 
 import math
-import resource
-import signal
 
 import numpy as np
 import pytest
@@ -185,19 +183,13 @@ def weights_after(tmp_path, name, steps=2, **changes):
 
 
 def test_given_no_room_when_a_checkpoint_is_written_then_the_error_says_so_and_the_one_before_stays(
-    tmp_path,
+    tmp_path, limited
 ):
     plan = TierPlan("detector", "fast", 1, 1, "cpu", 1, tmp_path / "kept")
     tier_training.write_checkpoint(plan, {"step": 1})
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    kept = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
-    try:
-        with pytest.raises(TrainingFailed, match="kept cannot be written: File too large; mend that"):
-            tier_training.write_checkpoint(plan, {"step": 2, "net": torch.zeros(1000)})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, kept)
+    too_large = pytest.raises(TrainingFailed, match="kept cannot be written: File too large; mend that")
+    with limited("FSIZE", 1000), too_large:
+        tier_training.write_checkpoint(plan, {"step": 2, "net": torch.zeros(1000)})
     assert read_checkpoint(plan)["step"] == 1
     assert not (tmp_path / "kept.part").exists()
 

@@ -23,7 +23,7 @@ from torchperf_ros.workers.control import (
 )
 from torchperf_ros.workers.incident_folder import EvidenceLimits
 
-from ..stage.conftest import PATIENCE_S, wait_until
+from ..stage.conftest import wait_until
 
 STEPS = {"tested/full", "decode", "preprocess", "inference", "postprocess"}
 
@@ -35,14 +35,14 @@ def evidence(tmp_path):
 
 def until_over(stage):
     """Offer frame after frame, as a camera does, until the capture is over; returns every answer."""
-    capture = stage.actor.pool.capture
-    first, states = len(stage.answers), set()
-    give_up_at = time.monotonic() + PATIENCE_S
-    while capture.state or not capture.last:
-        assert time.monotonic() < give_up_at, (capture.state, stage.logs)
+    pool, first, states = stage.actor.pool, len(stage.answers), set()
+
+    def is_over():
         stage.ask()
-        time.sleep(0.01)  # which leaves the workers the processor
-        states.update(stage.actor.pool.state(number) for number in range(stage.actor.config.workers))
+        states.update(pool.state(number) for number in range(stage.actor.config.workers))
+        return pool.capture.last and not pool.capture.state
+
+    wait_until(is_over, lambda: (pool.capture.state, stage.logs))
     return stage.answers[first:], states
 
 

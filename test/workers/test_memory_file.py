@@ -6,8 +6,6 @@ No end of it can be cut off, and workers cannot write where they only read.
 import mmap
 import os
 import signal
-import subprocess
-import sys
 import threading
 import zlib
 from unittest import mock
@@ -46,7 +44,9 @@ def test_given_shared_memory_when_its_end_is_moved_then_the_kernel_refuses(name,
     assert os.fstat(fd).st_size == before
 
 
-def test_given_a_worker_that_cuts_its_memory_off_when_the_node_reads_then_the_node_lives():
+def test_given_a_worker_that_cuts_its_memory_off_when_the_node_reads_then_the_node_lives(
+    python,
+):
     code = f"""if True:
         import os
         from torchperf_ros.workers.result_area import ResultArea, make_result_area
@@ -60,10 +60,7 @@ def test_given_a_worker_that_cuts_its_memory_off_when_the_node_reads_then_the_no
         os.wait()
         print(node.handled)
     """
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=200
-    )
-    assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
+    assert python(code) == "0\n"
 
 
 def test_given_a_descriptor_to_read_by_when_written_to_then_the_kernel_refuses():

@@ -1,4 +1,4 @@
-""""""
+"""What belongs to a package: its manifest, whether it fits, and which engine is chosen."""
 
 import json
 from dataclasses import asdict, replace

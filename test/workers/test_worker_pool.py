@@ -263,24 +263,6 @@ def test_given_any_way_to_end_when_reaped_then_its_name_is_of_what_the_process_d
     assert how_it_ended(os.waitstatus_to_exitcode(core_dumped)) == "signal SIGSEGV"
 
 
-def test_given_signals_of_every_kind_when_they_end_a_worker_then_it_is_buried_once_and_replaced(
-    start_own_stage,
-):
-    stage = start_own_stage(backup="none")
-    for count, number in enumerate(
-        (signal.SIGRTMIN + 1, signal.SIGRTMAX - 1, signal.SIGRTMAX, signal.SIGVTALRM), 1
-    ):
-        (pid,) = stage.pids
-        os.kill(pid, number)
-        stage.wait_for(lambda at=count: len(deaths(stage)) >= at, "its death is told")
-        stage.wait_for_workers()
-        assert [alert.values["pid"] for alert in deaths(stage)][count - 1 :] == [str(pid)]
-        assert how_it_ended(-number) in deaths(stage)[-1].message
-        assert stage.actor.pool.restarts == count
-    assert stage.ask().outcome is Outcome.ON_TIME
-    assert not [text for _, text in stage.logs if "failed:\n" in text]
-
-
 def test_given_a_process_that_sigkill_does_not_end_then_it_gives_its_place_up_is_counted_and_reaped_at_last(
     start_own_stage, monkeypatch
 ):

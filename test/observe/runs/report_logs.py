@@ -10,11 +10,13 @@ from rosbags.rosbag2 import StoragePlugin, Writer
 from rosbags.typesys import Stores, get_typestore
 
 from torchperf_ros.api.alert import Alert, Level
-from torchperf_ros.api.messages import encode, message_class
+from torchperf_ros.api.messages import encode, header
 from torchperf_ros.api.outcome import Fallback, GuardVerdict, Outcome
 from torchperf_ros.observe.telemetry.diagnostics import diagnostic_bytes
 from torchperf_ros.observe.telemetry.rows import LABELS, LabelledArray
 from torchperf_ros.replay.run_reading import read_runs
+
+from ...api.test_pixels import image as image_message
 
 START_NS = 1_700_000_000_000_000_000
 PERIOD_NS = 50_000_000
@@ -89,12 +91,10 @@ def diagnostics_at(seq: int, node: str) -> bytes:
 
 def image(seq: int) -> bytes:
     """A picture of 32 by 24 pixels in rgb8 whose red is the frame's number."""
-    seconds, nanoseconds = divmod(START_NS + seq * PERIOD_NS, 1_000_000_000)
-    stamp = message_class("builtin_interfaces/msg/Time")(sec=seconds, nanosec=nanoseconds)
-    header = message_class("std_msgs/msg/Header")(stamp=stamp, frame_id="camera")
     pixels = np.zeros((24, 32, 3), dtype=np.uint8)
     pixels[..., 0] = seq
-    return bytes(encode(message_class(IMAGE)(header, 24, 32, "rgb8", 0, 96, pixels.ravel()), IMAGE))
+    stamped = header(START_NS + seq * PERIOD_NS, "camera")
+    return bytes(encode(image_message("rgb8", pixels, header=stamped), IMAGE))
 
 
 def write_log(folder: Path, told=None) -> Path:

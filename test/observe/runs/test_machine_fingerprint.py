@@ -1,8 +1,5 @@
 import json
 import re
-import subprocess
-import sys
-import textwrap
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -56,7 +53,9 @@ def test_given_any_memory_when_rounded_then_it_is_a_size_up_and_less_than_half_a
     assert installed_mib(size) == size
 
 
-def test_given_a_process_whose_parent_was_killed_when_it_has_ended_then_what_it_used_is_own_work():
+def test_given_a_process_whose_parent_was_killed_when_it_has_ended_then_what_it_used_is_own_work(
+    python,
+):
     """In a process of its own, which becomes the one that takes in orphans."""
     burn = "import time; print(flush=True)\nwhile time.process_time() < 0.5: pass"
     start = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
@@ -72,7 +71,4 @@ def test_given_a_process_whose_parent_was_killed_when_it_has_ended_then_what_it_
         others, stolen = share.taken()
         print(share._signals._own_ticks() >= 50, 0.0 <= others <= 1.0, 0.0 <= stolen <= 1.0)
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.split() == ["True"] * 3
+    assert python(code).split() == ["True"] * 3

@@ -1,5 +1,3 @@
-import subprocess
-import sys
 import time
 
 import pytest
@@ -245,7 +243,9 @@ def test_given_a_safe_stop_when_reported_then_it_says_why(make_stage, make_worke
     assert said == "SAFE_STOP: over after 30 frames on time in a row, 1 so far"
 
 
-def test_given_a_warmed_up_process_when_the_first_frame_is_reported_then_nothing_is_imported_any_more():
+def test_given_a_warmed_up_process_when_the_first_frame_is_reported_then_nothing_is_imported_any_more(
+    python,
+):
     script = """
 import sys
 from torchperf_ros.settings.config import stage_config
@@ -260,11 +260,5 @@ diagnostics.warm_up(config)
 print(*sorted(set(sys.modules) - before))
 """
 
-    def imported(*arguments):
-        done = subprocess.run(
-            [sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=True
-        )
-        return done.stdout.split()
-
-    assert imported("warm") == []
-    assert "rosbags.serde.primitives" in imported(), "there is nothing to warm up any more"
+    assert python(script, "warm").split() == []
+    assert "rosbags.serde.primitives" in python(script).split(), "there is nothing to warm up any more"

@@ -1,6 +1,5 @@
 """What inputs hold, from real messages as CDR bytes, on a virtual clock."""
 
-import io
 import itertools
 import math
 import random
@@ -9,7 +8,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from PIL import Image as JpegFile
 
 from torchperf_ros.api.alert import Level
 from torchperf_ros.api.clock import NS_PER_S
@@ -25,6 +23,7 @@ from torchperf_ros.observe.watch.content import (
 )
 from torchperf_ros.workers.frame_ring import InputBytes
 
+from ...api.test_pixels import compressed, file_of, image
 from ...safety.sensor_messages import cloud_bytes
 from ..telemetry.frame_records import frame_record
 
@@ -37,20 +36,7 @@ RNG = np.random.default_rng(0)
 def picture(pixels, encoding="rgb8"):
     """An image message of an array of rows, columns and channels."""
 
-    return lambda stamp_ns: bytes(encode(image(pixels, encoding, header=header(stamp_ns, "camera")), IMAGE))
-
-
-def image(pixels, encoding, **own):
-    height, width = pixels.shape[:2]
-    data = np.ascontiguousarray(pixels).view(np.uint8).reshape(-1)
-    own |= {
-        "height": height,
-        "width": width,
-        "encoding": encoding,
-        "step": len(data) // height,
-        "data": data,
-    }
-    return empty_message(IMAGE, **own)
+    return lambda stamp_ns: bytes(encode(image(encoding, pixels, header=header(stamp_ns, "camera")), IMAGE))
 
 
 def scene(kind=np.uint8, channels=3, high=255):
@@ -70,15 +56,8 @@ def changing(_):
 
 
 def jpeg(pixels):
-    file = io.BytesIO()
-    JpegFile.fromarray(pixels).save(file, "JPEG")
-    data = np.frombuffer(file.getvalue(), np.uint8)
-    return lambda stamp_ns: bytes(
-        encode(
-            empty_message(COMPRESSED, header=header(stamp_ns, "camera"), format="jpeg", data=data),
-            COMPRESSED,
-        )
-    )
+    data = file_of(pixels, "JPEG")
+    return lambda stamp_ns: bytes(encode(compressed(data, header=header(stamp_ns, "camera")), COMPRESSED))
 
 
 def cloud(points):
@@ -339,7 +318,7 @@ def test_given_an_input_that_shows_nothing_when_a_second_has_passed_then_it_is_t
     ],
 )
 def test_given_a_common_encoding_when_looked_at_then_a_scene_is_seen_and_black_is_black(encoding, pixels):
-    seen = raw_picture(image(pixels, encoding))
+    seen = raw_picture(image(encoding, pixels))
     assert blindness(seen) == ""
     assert 0.0 <= seen.values.min() <= seen.values.max() <= seen.scale
     black = np.zeros_like(pixels)
@@ -347,7 +326,7 @@ def test_given_a_common_encoding_when_looked_at_then_a_scene_is_seen_and_black_i
         black[..., 0 if encoding == "yuv422" else 1] = 128  # grey in colour, black in brightness
     if encoding == "bgra8":
         black[..., 3] = 255  # opaque
-    assert blindness(raw_picture(image(black, encoding))) == "black"
+    assert blindness(raw_picture(image(encoding, black))) == "black"
 
 
 def test_given_an_image_that_is_too_short_or_unknown_when_looked_at_then_nothing_is_said():

@@ -5,14 +5,13 @@ Fed like a recorder feeds it, on a virtual clock; its signals fit the records' s
 
 import json
 import os
-import time
 
 import jsonschema
 import numpy as np
 import pytest
 
 from torchperf_ros.api.clock import NS_PER_S
-from torchperf_ros.api.messages import empty_message, encode, header
+from torchperf_ros.api.messages import encode, header
 from torchperf_ros.observe.recorder import RecordLog, schema
 from torchperf_ros.observe.recording import RecorderProcess
 from torchperf_ros.observe.telemetry.machine import Gpu
@@ -21,6 +20,8 @@ from torchperf_ros.observe.watch.watch import Watch
 from torchperf_ros.stage.frame import StepTimes
 from torchperf_ros.workers.frame_ring import FrameRing, InputBytes
 
+from ...api.test_pixels import image as image_message
+from ...stage.conftest import wait_until
 from ..telemetry.frame_records import frame_record
 
 IMAGE, MARKERS = "sensor_msgs/msg/Image", "visualization_msgs/msg/MarkerArray"
@@ -49,17 +50,8 @@ START_NS = 1_000 * NS_PER_S
 
 def image(stamp_ns, value):
     noise = np.random.default_rng(value).integers(0, 8, 48 * 64 * 3)
-    pixels = (np.linspace(20, 200, noise.size) + noise).astype(np.uint8)
-    own = {
-        "header": header(stamp_ns, ""),
-        "height": 48,
-        "width": 64,
-        "encoding": "rgb8",
-        "step": 192,
-        "data": pixels,
-    }
-    message = empty_message(IMAGE, **own)
-    return bytes(encode(message, IMAGE))
+    pixels = (np.linspace(20, 200, noise.size) + noise).astype(np.uint8).reshape(48, 64, 3)
+    return bytes(encode(image_message("rgb8", pixels, header=header(stamp_ns, "")), IMAGE))
 
 
 def frame(at_s, value=None, stage=0, total_ms=20.0):
@@ -200,10 +192,7 @@ def test_given_an_input_of_an_unknown_type_then_the_watch_says_that_it_has_ended
     recorder = RecorderProcess(writer, [ring.fd], setup)
     writer.event(START_NS, {"kind": "log", "severity": "info", "text": "still recorded"})
     heard = []
-    until = time.monotonic() + 60.0
-    while not heard and time.monotonic() < until:
-        time.sleep(0.02)
-        heard = list(recorder.heard())
+    wait_until(lambda: heard.extend(recorder.heard()) or heard, lambda: "a word of the recorder")
     writer.event(START_NS, {"kind": "end"})
     assert recorder.close() == ""
     ring.close()

@@ -2,7 +2,6 @@
 
 import os
 import re
-import resource
 import sqlite3
 import struct
 import tempfile
@@ -518,17 +517,13 @@ def test_given_no_log_when_opened_then_one_line_says_which_and_why(tmp_path, nam
 
 
 def test_given_more_files_than_may_be_open_when_opened_then_that_is_the_error_and_no_file_is_left_out(
-    tmp_path,
+    tmp_path, limited
 ):
     for number in range(40):
         logs.mcap(tmp_path / f"log_{number}.mcap", logs.cdr(2))
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 20, hard))
-    try:
-        with pytest.raises(LogError, match=r"\.mcap: cannot be read: Too many open files"):
-            LogReader(tmp_path)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    too_many = pytest.raises(LogError, match=r"\.mcap: cannot be read: Too many open files")
+    with limited("NOFILE", len(os.listdir("/proc/self/fd")) + 20), too_many:
+        LogReader(tmp_path)
 
 
 def test_given_what_is_no_log_itself_when_opened_then_the_error_says_what_it_is_and_nobody_waits(tmp_path):

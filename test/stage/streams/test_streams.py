@@ -12,6 +12,7 @@ from torchperf_ros.stage.wiring import StageInput, Wiring
 from torchperf_ros.workers.calibration import Calibration
 
 from ..conftest import wait_until
+from .test_streams_under_fault import take_together, words
 
 TRIGGER = "geometry_msgs/msg/PointStamped"
 
@@ -183,27 +184,16 @@ def batched(start_streams):
     return start_streams("a", "b", "c", "d", adapter="Batched", tiers=["full"], backup="none", batch="auto")
 
 
-def wait_together(streams, orders=None):
-    """One frame of each stream, which wait for the one worker while it runs another; their answers."""
-    with streams[0].running():
-        asked = [
-            (stream, stream.offer(orders if stream is streams[1] else None, x=float(n)))
-            for n, stream in enumerate(streams)
-            if n
-        ]
-    return [(stream, stream.answer(seq)) for stream, (seq, _) in asked]
-
-
 def batched_frames(streams):
     return [stream.counters.batched for stream in streams]
 
 
 def test_given_frames_of_several_streams_that_wait_when_the_worker_is_free_then_they_run_together(batched):
     before = batched_frames(batched)
-    for number, (stream, answer) in enumerate(wait_together(batched), start=1):
+    for number, answer in enumerate(take_together(batched), start=1):
         assert answer.outcome.word == "on_time", answer.reason
-        assert stream.payload(answer).poses[0].pose.position.x == number
-        stream.settle_accounts()
+        assert batched[number].payload(answer).poses[0].pose.position.x == number
+        batched[number].settle_accounts()
     assert [now - was for now, was in zip(batched_frames(batched), before, strict=True)] == [0, 1, 1, 1]
     assert batched[0].actor.batch_words == "up to 4 frames in one run"
 
@@ -211,16 +201,16 @@ def test_given_frames_of_several_streams_that_wait_when_the_worker_is_free_then_
 def test_given_a_frame_that_kills_its_worker_in_a_batch_when_over_then_its_streams_run_alone_until_they_are_well(
     batched,
 ):
-    answers = wait_together(batched, {"do": "sigkill", "once": False})
-    assert {answer.outcome.word for _, answer in answers} == {"crashed"}
+    answers = take_together(batched, {"do": "sigkill", "once": False})
+    assert words(answers) == ["crashed"] * 3
     batched[0].wait_for_workers()
     before = batched_frames(batched)
-    assert {answer.outcome.word for _, answer in wait_together(batched)} == {"on_time"}
+    assert words(take_together(batched)) == ["on_time"] * 3
     assert batched_frames(batched) == before
-    assert {answer.outcome.word for _, answer in wait_together(batched)} == {"on_time"}
+    assert words(take_together(batched)) == ["on_time"] * 3
     assert batched_frames(batched) == [was + (n > 0) for n, was in enumerate(before)]
 
 
 def test_given_a_frame_that_fails_in_a_batch_when_answered_then_the_others_in_it_are_well(batched):
-    answers = wait_together(batched, {"do": "raise", "once": False})
-    assert [answer.outcome.word for _, answer in answers] == ["error", "on_time", "on_time"]
+    answers = take_together(batched, {"do": "raise", "once": False})
+    assert words(answers) == ["error", "on_time", "on_time"]

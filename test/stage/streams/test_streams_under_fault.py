@@ -5,7 +5,7 @@ import time
 import pytest
 
 
-def take_together(streams, orders):
+def take_together(streams, orders=None):
     """One frame of each stream but the first, which wait for the one worker while it runs the first's; their answers.
 
     `orders` are those of the second stream's frame.
@@ -54,7 +54,7 @@ def test_given_a_frame_that_stalls_a_batch_when_its_streams_go_on_then_they_run_
     streams[1].wait_for(lambda: any("worker died" in one.name for one in streams[1].anomalies), "its end")
     streams[0].wait_for_workers()
     before = [stream.counters.batched for stream in streams]
-    assert words(take_together(streams, None)) == ["on_time"] * 3
+    assert words(take_together(streams)) == ["on_time"] * 3
     assert [stream.counters.batched for stream in streams] == before
 
 
@@ -65,9 +65,9 @@ def test_given_a_frame_that_breaks_the_common_run_when_it_comes_again_and_again_
     rounds = [words(take_together(streams, {"do": "break_run", "once": False})) for _ in range(6)]
     assert [each[0] for each in rounds] == ["error"] * 6
     assert sum(word != "on_time" for each in rounds for word in each[1:]) <= 2 * 2, rounds
-    assert words(take_together(streams, None)) == ["on_time"] * 3
+    assert words(take_together(streams)) == ["on_time"] * 3
     before = streams[1].counters.batched
-    take_together(streams, None)
+    take_together(streams)
     assert streams[1].counters.batched == before + 1
 
 
@@ -90,17 +90,17 @@ def test_given_frames_of_different_sizes_in_a_batch_when_over_then_the_sum_of_th
 ):
     streams = start_batched(options={"sizes": True})
     for _ in range(3):
-        assert words(take_together(streams, None)) == ["on_time"] * 3
+        assert words(take_together(streams)) == ["on_time"] * 3
     assert streams[0].actor.model.crew.batch_times.predicted_ms(0, 3, 1.0) > 50.0
 
 
 def test_given_one_slow_batch_when_frames_wait_again_then_they_still_run_together(start_batched):
     streams = start_batched()
     for _ in range(3):
-        take_together(streams, None)
+        take_together(streams)
     take_together(streams, {"do": "slow_run", "once": False})
     before = sum(stream.counters.batched for stream in streams)
-    take_together(streams, None)
+    take_together(streams)
     assert sum(stream.counters.batched for stream in streams) == before + 3
 
 
@@ -195,12 +195,12 @@ def test_given_a_frame_that_is_too_late_when_a_newer_one_waits_then_it_makes_roo
 def test_given_a_few_slow_starts_of_runs_when_frames_wait_then_they_still_run_together(start_batched):
     """Beside inference a frame is slow now and then; that not each of a batch is."""
     streams = start_batched(budget_ms=3000.0)
-    take_together(streams, None)
+    take_together(streams)
     for stream in streams:
         for number in range(64):
             stream.actor.ladder.learn(0, 1.0, 1500.0 if number % 8 == 0 else 1.0)
     before = sum(stream.counters.batched for stream in streams)
-    take_together(streams, None)
+    take_together(streams)
     assert sum(stream.counters.batched for stream in streams) == before + 3
 
 

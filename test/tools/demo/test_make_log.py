@@ -2,7 +2,6 @@
 
 import io
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -213,15 +212,11 @@ def test_given_the_command_when_run_then_it_says_what_it_wrote(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["log", "log.db3"])
-def test_given_a_disk_that_is_full_when_written_then_one_line_says_so_and_nothing_is_left(tmp_path, name):
-    """A limit on the size of files stands for the disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
-    try:
-        with pytest.raises(MakeLogError) as error:
-            write_drive(tmp_path / name, SMALL)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+def test_given_a_disk_that_is_full_when_written_then_one_line_says_so_and_nothing_is_left(
+    tmp_path, name, limited
+):
+    with limited("FSIZE", 20_000), pytest.raises(MakeLogError) as error:
+        write_drive(tmp_path / name, SMALL)
     assert str(error.value).startswith(f"{tmp_path / name}: cannot be written: ")
     assert "\n" not in str(error.value)
     assert list(tmp_path.iterdir()) == []
