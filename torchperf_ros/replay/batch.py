@@ -129,7 +129,6 @@ def replay_batch(
 
 
 def _for_workers(options: ReplayOptions) -> ReplayOptions:
-    """The same options with paths that every machine understands, and without an output file."""
     params = None if options.params is None else options.params.resolve()
     times = options.step_times if options.step_times == "log" else str(Path(options.step_times).resolve())
     return dataclasses.replace(options, params=params, step_times=times, output=None)
@@ -165,7 +164,6 @@ def _replay(
 
 
 def _cells(rows: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
-    """What the table shows of `summary_rows`; what is the log's stands in its first row."""
 
     def cell(value: float | None) -> str:
         return "-" if value is None else f"{value:,.1f}"

@@ -463,15 +463,12 @@ def write_page(folder: Path, rows: Sequence[Mapping[str, Any]], failed: Mapping[
             detailed.append(run if len(detailed) < _PICTURED else replace(run, recordings=()))
     lost = [(log.name, how.reason) for log, how in failed.items()]
     title = f"{len(names):,} of {len(names) + len(failed):,} logs in {folder.resolve().name}"
-    with whole_file(folder / PAGE) as part:
-        write_report(detailed, part, lambda _: None, input_pictures, Overview(shown, lost, title))
+    write_report(detailed, folder / PAGE, lambda _: None, input_pictures, Overview(shown, lost, title))
     return f"all of them on a page: {folder / PAGE}"
 
 
 @dataclass(frozen=True)
 class BatchOptions:
-    """What `torchperf replay` takes besides for several logs."""
-
     folder: Path  # where the results go, a folder for each log; made if it is not there
     parallel: int = 0  # so many logs at a time on this machine; 0: as `default_parallel` says
     # address of a Dask scheduler, for example `tcp://10.0.0.5:8786`; "": a cluster on this machine

@@ -164,7 +164,6 @@ def _only_one(
 
 
 def _is_output(topic: str, outputs: frozenset[str]) -> bool:
-    """Whether a stage publishes the topic, or a node does about itself; also in a namespace."""
     return topic in _OWN or any(topic.endswith(output) for output in outputs)
 
 

@@ -1,7 +1,7 @@
 """One log through the stages: the entry point of everything that replays.
 
-And what came of it, as objects for tests and reports, and as the summary that `--json` writes. Figures of a
-stage know the frames behind them.
+And what came of it, as objects for tests and reports, and as the summary that `-o run.json` writes. Figures
+of a stage know the frames behind them.
 """
 
 import contextlib
@@ -248,7 +248,7 @@ class StageResult:
     def summary(self) -> dict[str, Any]:
         """Counts, latency, and what it is.
 
-        What `--json` writes of it; null stands for NaN, which JSON has not.
+        What `-o run.json` writes of it; null stands for NaN, which JSON has not.
         """
         times_ms = {
             name: getattr(self, name) for name in ("miss_ratio", "p50_ms", "p95_ms", "p99_ms", "max_ms")
@@ -282,7 +282,7 @@ class ReplayResult:
     log: Path  # what was replayed
     stages: Mapping[str, StageResult]  # by name, in the order of the parameters
     anomalies: tuple[tuple[int, Alert], ...]  # every finding, with the time of the log in ns
-    summary: Mapping[str, Any]  # what `--json` writes beside the frames; a JSON object
+    summary: Mapping[str, Any]  # what `-o run.json` writes beside the frames; a JSON object
     output: Path | None  # the MCAP, None if none was written
     complete: bool = True  # False if it was interrupted
 
@@ -298,7 +298,6 @@ class ReplayResult:
 
     @property
     def run(self) -> RunLog:
-        """For `write_run`."""
         return run_of(self.summary, {name: stage.frames for name, stage in self.stages.items()})
 
 

@@ -25,7 +25,7 @@ from torchperf_ros.workers import process_setup
 from torchperf_ros.workers.process_setup import keep_freed_memory
 
 PACES: Final = ("real", "fast", "virtual")
-_NO_DEADLINE_MS = 24 * 3_600_000.0
+NO_DEADLINE_MS: Final = 24 * 3_600_000.0
 _LONGEST_RUN_MS = 600_000.0
 _EVIDENCE: Final = "parameters.json"
 _BLACK_BOX: Final = "black_box"
@@ -136,7 +136,7 @@ def paced(config: NodeConfig, pace: str) -> NodeConfig:
         stages = [
             replace(
                 stage,
-                budget_ms=_NO_DEADLINE_MS,
+                budget_ms=NO_DEADLINE_MS,
                 budget_from="receipt",
                 backup="none",
                 hang_ms=_LONGEST_RUN_MS,

@@ -21,7 +21,7 @@ from torchperf_ros.observe.telemetry.memory import LABELS, sample_memory
 from torchperf_ros.observe.telemetry.rows import LabelledArray, LatencyRecord, float64_bytes
 from torchperf_ros.observe.watch.alert_grouping import AlertGrouping
 from torchperf_ros.replay.log_feed import absolute
-from torchperf_ros.replay.replay_options import ReplayError
+from torchperf_ros.replay.replay_options import NO_DEADLINE_MS, ReplayError
 from torchperf_ros.settings.config import StageConfig
 from torchperf_ros.stage.frame import Answer
 from torchperf_ros.stage.frame_table import FrameTable
@@ -217,6 +217,8 @@ class ReplayRecord:
             self.answered.notify_all()
 
     def _keep(self, index: int, answer: Answer) -> None:
+        if answer.budget_ms >= NO_DEADLINE_MS:
+            answer = replace(answer, budget_ms=math.nan, lateness_ms=math.nan)
         t_ns, last = self._now(), index == len(self.tables) - 1
         answer_ms = answer.frame.origin.latency_ms(answer.published_ns) if last else math.nan
         self.tables[index].add(answer, t_ns, answer_ms)
@@ -305,7 +307,6 @@ class ReplayRecord:
 
     @property
     def lost(self) -> int:
-        """What was found and cannot be shown any more."""
         return self.unkept + self._grouping.lost
 
     def close(self) -> None:

@@ -290,7 +290,6 @@ class RealPace(ReplayPace):
         return {"late_messages": self._tally.late, "worst_late_ms": self._tally.worst_late_ms}
 
     def now(self) -> int:
-        """The log's time runs with the monotonic clock."""
         return self._now_ns if self._pace is None else self._pace.log_ns(monotonic_ns())
 
     def reach(self, t_ns: int, stages: ReplayStages, record: ReplayRecord) -> None:
@@ -303,7 +302,6 @@ class RealPace(ReplayPace):
         self._tally.add(-ahead_ns)
 
     def finish(self, stages: ReplayStages, record: ReplayRecord) -> None:
-        """Wait for the last answers, which come by their deadlines."""
         longest_ms = sum(actor.config.budget_ms for actor in stages.actors)
         give_up_s = time.monotonic() + longest_ms / 1000 + _PATIENCE_S
         with record.answered:

@@ -8,7 +8,7 @@ import io
 import re
 import struct
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -16,15 +16,16 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from torchperf_ros.api.cdr import header_stamp_ns
 from torchperf_ros.api.errors import BadInput
 from torchperf_ros.api.text import listed
 from torchperf_ros.observe.runs.run_builder import Progress, RunLogBuilder, read_records
-from torchperf_ros.observe.runs.run_log import RUN_FILE, SUFFIXES, RunLog, RunLogError, StageLog, read_run
+from torchperf_ros.observe.runs.run_log import RUN_FILE, SUFFIXES, RunLog, RunLogError, read_run
 from torchperf_ros.observe.telemetry.node_state import by_label
 from torchperf_ros.replay.logs.log_reader import SUFFIXES as LOG_SUFFIXES
 from torchperf_ros.replay.logs.log_reader import LogError, LogMessage, LogReader, is_log
+from torchperf_ros.safety.sensor_points import SensorPoints
 
-_NO_DEADLINES: Final = "fast"  # the pace of a replay whose budget is a day
 _METADATA: Final = "metadata.yaml"
 _ROTATED: Final = re.compile(r"\.\d+\.jsonl$")
 _NO_LOG: Final = "is no rosbag2 folder, .mcap, .db3, .bag, .jsonl or replayed run"
@@ -87,7 +88,6 @@ _MESSAGES_AT_ONCE: Final = 1_000
 
 
 def recorded_logs(path: Path) -> tuple[Path, ...]:
-    """The recorded logs that a path stands for; none if it is something else."""
     if path.is_file():
         return (path,) if is_log(path) else ()
     if (path / _METADATA).is_file():
@@ -105,7 +105,6 @@ def _log_files(folder: Path) -> list[Path]:
 def _read_logs(
     path: Path, name: str, recordings: tuple[Path, ...], progress: Progress, node: str | None
 ) -> list[RunLog]:
-    """The recorded logs in a folder: its files are one log, folders in it are several."""
     if not recordings:
         raise RunLogError(f"log {path}: {_NO_LOG}, and holds none")
     if recordings[0].is_file():
@@ -181,6 +180,13 @@ def _read_log(path: Path, name: str, progress: Progress, node: str | None) -> li
     return runs
 
 
+_TAKES: Final = {
+    "latency_stages": RunLogBuilder.row,
+    "memory_stats": RunLogBuilder.memory,
+    "anomaly": RunLogBuilder.on_anomaly,
+}
+
+
 def _fold_log(log: LogReader, builders: Mapping[str, RunLogBuilder], progress: Progress) -> None:
     wanted = {f"{found}/{topic}": kind for found in builders for topic, kind in _TOPICS.items()}
     wanted["/diagnostics"] = _DIAGNOSTICS
@@ -191,21 +197,14 @@ def _fold_log(log: LogReader, builders: Mapping[str, RunLogBuilder], progress: P
     for done, message in enumerate(log.messages([topic.name for topic in topics]), start=1):
         if done % _MESSAGES_AT_ONCE == 0:
             progress(done, total)
-        if message.type_name != wanted[message.topic]:
-            continue
         found, _, topic = message.topic.rpartition("/")
         own = [builders[found]] if topic in _TOPICS else list(builders.values())
+        take: Callable[[RunLogBuilder, int, Any], None] = _TAKES.get(topic, RunLogBuilder.on_diagnostics)
+        is_array = message.type_name == _ARRAY
         try:
-            if topic == "latency_stages":
-                own[0].row(message.t_ns, rows[message.topic].read(message))
-            elif topic == "memory_stats":
-                own[0].memory(message.t_ns, rows[message.topic].read(message))
-            else:
-                decoded = log.decode(message)
-                for builder in own:
-                    (builder.on_anomaly if topic == "anomaly" else builder.on_diagnostics)(
-                        message.t_ns, decoded
-                    )
+            value = rows[message.topic].read(message) if is_array else log.decode(message)
+            for builder in own:
+                take(builder, message.t_ns, value)
         except BadInput as error:
             for builder in own:
                 builder.trouble(f"topic {message.topic}: {error}")
@@ -222,20 +221,12 @@ def _nothing(path: Path, log: LogReader, nodes: list[str], node: str | None) -> 
     )
 
 
-def _without_deadlines(stage: StageLog) -> StageLog:
-    frames = stage.frames.copy()
-    frames["budget_ms"] = frames["lateness_ms"] = np.nan
-    return replace(stage, frames=frames)
-
-
 def _replayed(file: Path, name: str) -> RunLog:
     """A run with the log that it was made of, which shows its inputs.
 
     Where that is gone, what was recorded beside a run in the folder of its log may show them.
     """
     run = replace(read_run(file), name=name)
-    if run.fact("pace") == _NO_DEADLINES:
-        run = replace(run, stages=tuple(map(_without_deadlines, run.stages)))
     log = Path(str(run.fact("log", "path") or ""))
     recordings = recorded_logs(log) if log.is_absolute() and log.exists() else ()
     if not recordings and file.name == RUN_FILE:
@@ -254,7 +245,7 @@ _AFTER_NS: Final = 200_000_000
 _NS_PER_MS: Final = 1e6
 _CLOUD_CELLS: Final = 240
 _CLOUD_M: Final = 40.0
-_FLOAT32: Final = 7
+_ANY_M: Final = 1e6  # heights of points that are shown: all
 _QUALITY: Final = 70
 
 
@@ -314,18 +305,16 @@ def _nearest(log: LogReader, topics: list[str], stamp_ns: int, t_ns: int, side: 
     near = [
         (abs(off_ms), off_ms, message)
         for message in log.messages(topics, t_ns - _BEFORE_NS, t_ns + _AFTER_NS)
-        if abs(off_ms := (_stamp_ns(message.data) - stamp_ns) / _NS_PER_MS) <= _NEAR_MS
+        if abs(off_ms := (header_stamp_ns(message.data) - stamp_ns) / _NS_PER_MS) <= _NEAR_MS
     ]
     if not near:
         raise ValueError(_NONE_NEAR)
     _, off_ms, message = min(near, key=lambda one: one[0])
-    decoded = log.decode(message)
     if message.type_name == _CLOUD:
-        picture = Image.fromarray(_from_above(decoded)).convert("RGB")
+        picture = Image.fromarray(_from_above(message.data)).convert("RGB")
     else:
-        picture = Image.fromarray(
-            (raw_pixels if message.type_name == _IMAGE else compressed_pixels)(decoded).rgb()
-        )
+        read = raw_pixels if message.type_name == _IMAGE else compressed_pixels
+        picture = Image.fromarray(read(log.decode(message)).rgb())
     picture.thumbnail((side, side))
     data = io.BytesIO()
     picture.save(data, "JPEG", quality=_QUALITY, optimize=True)
@@ -336,28 +325,11 @@ def _nearest(log: LogReader, topics: list[str], stamp_ns: int, t_ns: int, side: 
     }
 
 
-def _stamp_ns(raw: bytes) -> int:
-    """`header.stamp`, which a message begins with after the encapsulation."""
-    seconds, nanoseconds = struct.unpack_from("<II" if raw[1] & 1 else ">II", raw, 4)
-    return int(seconds) * 1_000_000_000 + int(nanoseconds)
-
-
-def _from_above(cloud: Any) -> NDArray[np.uint8]:  # noqa: ANN401 - sensor_msgs/PointCloud2
+def _from_above(cloud: bytes) -> NDArray[np.uint8]:
     """The points from above, forward up, within 40 m: the more in a cell, the brighter."""
-    offsets = {field.name: field.offset for field in cloud.fields if field.datatype == _FLOAT32}
-    if not {"x", "y"} <= set(offsets):
-        raise ValueError("a point cloud without x and y as 32-bit floats is not drawn")
-    kind = np.dtype(
-        {
-            "names": ["x", "y"],
-            "formats": [">f4" if cloud.is_bigendian else "<f4"] * 2,
-            "offsets": [offsets["x"], offsets["y"]],
-            "itemsize": cloud.point_step,
-        }
-    )
-    points = np.frombuffer(bytes(cloud.data), kind, len(cloud.data) // cloud.point_step)
-    x, y = points["x"].astype(np.float64), points["y"].astype(np.float64)
-    near = (np.abs(x) < _CLOUD_M) & (np.abs(y) < _CLOUD_M)  # false for NaN, too
+    points = SensorPoints("PointCloud2", (0.0, 0.0, 0.0, 0.0), (-_ANY_M, _ANY_M)).read(cloud)
+    x, y = points.x, points.y
+    near = (np.abs(x) < _CLOUD_M) & (np.abs(y) < _CLOUD_M)
     cells, _, _ = np.histogram2d(-x[near], -y[near], bins=_CLOUD_CELLS, range=[[-_CLOUD_M, _CLOUD_M]] * 2)
     bright = np.log1p(cells) / max(float(np.log1p(cells.max())), 1.0) * 255
     return bright.astype(np.uint8)

@@ -100,7 +100,6 @@ class StageTimes:
     restart_ms: float = _RESTART_MS  # from a worker's death until its replacement is ready
 
     def calibrations(self) -> list[Calibration]:
-        """What a worker would have measured before its first frame, for each tier."""
         return [tier.inference.calibration for tier in self.tiers]
 
     def run(self, stamp_ns: int, seq: int, tier: int, attempt: int) -> RunTimes:
@@ -151,7 +150,7 @@ def read_step_times(where: str, log: Path, config: NodeConfig, seed: int, say: S
         runs = read_runs(path, lambda _done, _total: None)
     except RunLogError as error:
         raise ConfigError(
-            f"step times: {error}; give --times a table, for example `{_EXAMPLE}`, or a run of --json"
+            f"step times: {error}; give --times a table, for example `{_EXAMPLE}`, or a run of `replay -o`"
         ) from error
     return [_of_stage(runs[0], index, stage, seed, path, say) for index, stage in enumerate(config.stages)]
 
@@ -223,16 +222,11 @@ def _complete(found: Mapping[int, TierTimes], stage: StageConfig, where: str, sa
     times = []
     for tier, name in enumerate(stage.tiers):
         like = max((other for other in found if other <= tier), default=None)
-        if like is None:
-            say(
-                f"{stage.name}: {where} has no times of tier {name}; taken to be too slow, as no better one"
-                " has any"
+        if like != tier:
+            alike = (
+                "too slow, as no better one has any" if like is None else f"those of {stage.tiers[like]}"
             )
-        elif like != tier:
-            say(
-                f"{stage.name}: {where} has no times of tier {name}; taken to be those of"
-                f" {stage.tiers[like]}"
-            )
+            say(f"{stage.name}: {where} has no times of tier {name}; taken to be {alike}")
         times.append(TierTimes(Spread((_TOO_SLOW * stage.budget_ms,))) if like is None else found[like])
     return times
 

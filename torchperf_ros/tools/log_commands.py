@@ -4,6 +4,7 @@ Each imports what it needs when it runs.
 """
 
 import csv
+import io
 import math
 import os
 import re
@@ -11,7 +12,6 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
@@ -177,7 +177,8 @@ def _many(
 
     if files:
         raise ConfigError(
-            f"{files[0]}: several logs write run.parquet and summary.json, each to its own folder in -o"
+            f"{files[0]}: several logs, or a folder to search for them, write run.parquet and summary.json,"
+            " each to its own folder in -o; of one log in a folder without metadata.yaml name the file"
         )
     if options.inputs != "none":
         raise ConfigError(f"--inputs {options.inputs}: is for one log; of several no output is kept")
@@ -277,7 +278,9 @@ def _lines(result: "ReplayResult") -> Iterator[str]:
     summary = result.summary
     log_s, took_s = summary["log"]["duration_s"], summary["took_s"]
     speed = (
-        f", {log_s / took_s:.1f} times as fast as it was" if took_s and summary["pace"] != "real" else ""
+        f", {log_s / took_s:.1f} times as fast as it was"
+        if took_s and log_s and summary["pace"] != "real"
+        else ""
     )
     yield (
         f"{log_s:.1f} s of log in {took_s:.1f} s{speed}; workers were ready after"
@@ -692,12 +695,16 @@ def anomalies(
     samples = _run_samples(file, stage) if is_run else _csv_samples(file)
     detector = SeriesDetector(caution=caution or (FRAME_CAUTION if is_run else 1.0))
     scores = [detector.update(time, value).score for _, _, time, value in samples]
+    out = io.StringIO("timestamp,value,anomaly_score\n")
+    out.seek(0, io.SEEK_END)
+    rows = csv.writer(out, lineterminator="\n")
+    rows.writerows((*one[:2], f"{score:.6f}") for one, score in zip(samples, scores, strict=True))
     try:
-        with nullcontext(sys.stdout) if to_stdout else open(target, "w", encoding="utf-8") as out:
-            out.write("timestamp,value,anomaly_score\n")
-            rows = csv.writer(out, lineterminator="\n")
-            rows.writerows((*one[:2], f"{score:.6f}") for one, score in zip(samples, scores, strict=True))
-            out.flush()
+        if to_stdout:
+            sys.stdout.write(out.getvalue())
+            sys.stdout.flush()
+        else:
+            write_output(target, out.getvalue())
     except BrokenPipeError:  # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     found = sum(score >= THRESHOLD for score in scores)

@@ -18,7 +18,6 @@ from typer.core import TyperCommand, TyperGroup
 
 from torchperf_ros.api.errors import ConfigError, TorchperfError
 from torchperf_ros.api.import_paths import look_here_after_python
-from torchperf_ros.settings.files import part_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -262,18 +261,13 @@ def write_output(path: Path, text: str) -> None:
     Raises:
         ConfigError: it cannot be written.
     """
-    target = path.resolve()  # through links
-    part = part_of(target) if target.is_file() or not target.exists() else target  # a terminal, a pipe
+    from torchperf_ros.observe.runs.run_log import whole_file
+
     try:
-        try:
+        with whole_file(path) as part:
             part.write_text(text, encoding="utf-8")
-            if part != target:
-                part.replace(target)
-        finally:
-            if part != target:
-                part.unlink(missing_ok=True)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def files_by_suffix(

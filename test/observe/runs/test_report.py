@@ -220,6 +220,17 @@ def test_given_a_model_that_always_fails_when_reported_then_the_page_begins_with
     assert marks["text"] == ["perception: deadline missed: why"]
 
 
+def test_given_frames_that_all_came_during_the_start_when_drawn_then_there_is_a_page(tmp_path):
+    lines = logs.records()
+    for line in lines:
+        line["outcome"] = "starting"
+    run = read(logs.write_records(tmp_path / "r.jsonl", lines))
+    assert 'class="plot"' in written(tmp_path, [run])
+    (tmp_path / "full.html").symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"No space left on device: .*full\.html"):
+        write_report([run], tmp_path / "full.html", lambda _: None, input_pictures)
+
+
 def test_given_a_pause_and_bad_inputs_when_drawn_then_lines_break_and_bad_inputs_are_failures(tmp_path):
     lines = [line for line in logs.records() if not (line["kind"] == "frame" and 30 <= line["seq"] < 90)]
     for line in lines:

@@ -17,6 +17,7 @@ from rosbags.rosbag2 import CompressionMode, StoragePlugin
 from rosbags.typesys import Stores, get_typestore
 
 from torchperf_ros.api import messages as message_types
+from torchperf_ros.api.cdr import restamped
 from torchperf_ros.api.errors import UnknownMessageType
 from torchperf_ros.replay.logs.log_reader import LogError, LogReader
 
@@ -248,7 +249,53 @@ def test_given_a_clock_that_was_set_during_the_log_when_read_then_all_of_it_is_t
     entries = [(*entry[:3], entry[3] - logs.START_NS) for entry in logs.cdr()] + logs.cdr()
     messages, notes, findings = read(logs.mcap(tmp_path / "log.mcap", entries))
     assert (len(messages), findings.set_aside) == (80, 0)
-    assert notes == []
+    assert ["no message is read for 1,699,999,999.805 s" in text for text in notes] == [True]
+
+
+@pytest.mark.parametrize("kind", ["mcap", "mcap of one chunk", "db3", "bag"])
+@pytest.mark.parametrize(
+    ("by_s", "says"),
+    [
+        (-3600, "messages are written after later ones, by about 3,600.0 s"),
+        (-0.5, "messages are written after later ones, by about 0.5 s"),
+        (3600, "no message is read for 3,600.005 s, until that of 1700003600100000000 ns on /text"),
+    ],
+)
+def test_given_a_step_of_the_clock_when_read_then_all_messages_come_in_order_and_it_says_by_how_much(
+    tmp_path, kind, by_s, says
+):
+    moved = [at + round(by_s * 1e9) * (number >= 20) for number, (*_, at) in enumerate(logs.cdr())]
+    entries = [(*of, at) for (*of, _), at in zip(logs.cdr(), moved, strict=True)]
+    path, notes = tmp_path / "log", []
+    {
+        "bag": lambda: logs.ros1_bag(path, odd_ns=dict(enumerate(moved))),
+        "db3": lambda: logs.rosbag2(path, StoragePlugin.SQLITE3, entries=entries),
+        "mcap": lambda: logs.mcap(path, entries),
+        "mcap of one chunk": lambda: logs.mcap(path, entries, chunk_bytes=100_000),
+    }[kind]()
+    with LogReader(path, notes.append) as log:
+        assert [message.t_ns for message in log.messages()] == sorted(moved)
+    assert len([text for text in notes if says in text]) == 1
+
+
+def test_given_odd_stamps_when_read_then_topic_value_and_count_are_said_and_the_messages_come_as_they_are(
+    tmp_path,
+):
+    kind, at_ns = "geometry_msgs/msg/PointStamped", logs.START_NS
+    stamps = [at_ns, at_ns, 0, at_ns - 2_000_000_000, at_ns + 1, at_ns + 3_600_000_000_000]
+    message, notes = message_types.empty_message(kind), []
+    data = [restamped(bytes(message_types.encode(message, kind)), stamp_ns) for stamp_ns in stamps]
+    entries = [("/point", kind, each, at_ns + number) for number, each in enumerate(data)]
+    with LogReader(logs.mcap(tmp_path / "log.mcap", entries), notes.append) as log:
+        assert [message.data for message in log.messages()] == data
+    parts = [
+        "1 zero",
+        "1 repeated",
+        "1 going back by up to 2.000 s",
+        "1 more than 10 s off, up to 3,600.000 s",
+    ]
+    odd = f"{'; '.join(parts)} ahead of their receipt"
+    assert [text.partition(": ")[2] for text in notes] == [f"topic /point: odd among 6 stamps: {odd}"]
 
 
 def test_given_no_receipt_time_that_ros_can_count_when_opened_then_it_is_an_error(tmp_path):
@@ -344,8 +391,8 @@ def metadata(text):
 WRONG_HASH = "RIHS01_" + "0" * 64
 LESS_THAN_WHOLE = {
     "no metadata": ("rosbag2 mcap", lambda folder: (folder / "metadata.yaml").unlink(), 40,
-                    ["has no metadata.yaml; the files in the folder are read$"]),
-    **{f"metadata {text!r}": (kind, metadata(text), 40, ["its metadata.yaml .*; the files in the folder are read$"])
+                    ["has no metadata.yaml; the files in the folder are read: log.mcap$"]),
+    **{f"metadata {text!r}": (kind, metadata(text), 40, ["its metadata.yaml .*; the files in the folder are read: log"])
        for text, kind in (("a: [", "rosbag2 sqlite3"), ("- 1", "rosbag2 mcap, messages compressed"),
                           ("rosbag2_bagfile_information: {}", "rosbag2 mcap"), ("\xff", "rosbag2 mcap"))},
     "missing, damaged and more files": ("rosbag2 mcap", split, 40, [
@@ -457,13 +504,14 @@ def test_given_a_name_that_is_no_types_when_decoded_then_it_says_so(tmp_path, na
             log.decode(message)
 
 
-def test_given_a_topic_with_two_types_when_read_then_it_says_so_and_each_message_tells_its_own(tmp_path):
+def test_given_a_topic_with_two_types_when_read_then_that_of_most_messages_comes_and_it_says_so(tmp_path):
     entries = [("/both", kind, data, at) for _, kind, data, at in logs.cdr()[:5]]
     notes = []
     with LogReader(logs.mcap(tmp_path / "log.mcap", entries), notes.append) as log:
-        assert (log.topics["/both"].type_name, log.topics["/both"].count) == (logs.TEXT, 5)
-        assert [m.type_name for m in log.messages()] == [entry[1] for entry in entries]
-    assert any("/both has more than one type" in text and logs.NUMBERS in text for text in notes)
+        assert (log.topics["/both"].type_name, log.topics["/both"].count) == (logs.TEXT, 3)
+        assert [m.data for m in log.messages()] == [entry[2] for entry in entries if entry[1] == logs.TEXT]
+    both = f"{logs.TEXT} (3 messages), {logs.NUMBERS} (2 messages); only {logs.TEXT} is read"
+    assert [text.partition(": ")[2] for text in notes] == [f"topic /both has more than one type: {both}"]
 
 
 # -- nothing to read

@@ -272,7 +272,6 @@ class Broken:
 
     def messages(self, *_):
         yield from (LogMessage("/text", logs.TEXT, b"", number * NS_PER_S) for number in range(2))
-        yield LogMessage("/text", logs.NUMBERS, b"", 2 * NS_PER_S)
         raise LogError("log broken: cannot be read: Input/output error")
 
 
@@ -304,7 +303,7 @@ def test_given_a_part_without_messages_when_looped_then_it_says_so_and_does_not_
         list(rounds(log, TOPICS, start_s=60.0, loop=True))
 
 
-def test_given_a_log_that_breaks_off_when_played_then_what_was_read_comes_first_and_other_types_do_not():
+def test_given_a_log_that_breaks_off_when_played_then_what_was_read_comes_first():
     messages = rounds(Broken(), TOPICS)
     assert [next(messages).type_name for _ in range(2)] == [logs.TEXT, logs.TEXT]
     with pytest.raises(LogError, match="Input/output error"):

@@ -191,7 +191,7 @@ def test_given_something_that_is_there_when_written_then_it_stays_unless_it_is_a
             "fault gap@2 begins after the end of the drive, at 2 s",
         ),
         (["log.bag", "--fault", "truncated@0"], "cannot be written to a ROS 1 bag"),
-        (["log", "--seconds", "1e9"], "GB are free"),
+        (["log", "--seconds", "1e9"], "MB are free"),
     ],
 )
 def test_given_arguments_that_cannot_be_met_when_run_then_one_line_says_so_and_nothing_is_written(

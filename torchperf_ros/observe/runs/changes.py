@@ -59,7 +59,7 @@ class Metric:
     """One thing that runs are compared by; more of it is worse.
 
     Attributes:
-        key: its name in `--json`, for example `p99`.
+        key: its name in `-o FILE.json`, for example `p99`.
         unit: of its values.
         share, least: the smallest change that matters: a share of the base, 0 to 1, or so much in the unit
             if that is more.

@@ -29,6 +29,7 @@ from torchperf_ros.observe.runs.run_log import (
     RunLog,
     RunLogError,
     StageLog,
+    whole_file,
 )
 from torchperf_ros.stage.frame_table import flow_of
 
@@ -411,7 +412,8 @@ def write_report(
             ),
         ).encode()
         if len(data) <= MOST_BYTES:
-            path.write_bytes(data)
+            with whole_file(path) as part:
+                part.write_bytes(data)
             return len(data)
         points, side = points // 4, side // 2
     raise RunLogError(

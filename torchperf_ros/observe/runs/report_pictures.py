@@ -254,7 +254,9 @@ def distribution(stage: StageLog) -> go.Figure:
     figure, total_ms, budget_ms = go.Figure(), stage.total_ms, stage.budget_ms
     known = stage.counted & np.isfinite(total_ms)
     highest = float(total_ms[known].max(initial=1.0))
-    if np.isfinite(budget_ms):
+    if (
+        np.isfinite(budget_ms) and known.any()
+    ):  # none is while every frame came before the models were there
         highest = min(
             highest * 1.02, max(budget_ms * _BUDGETS_SHOWN, float(np.percentile(total_ms[known], 99.9)))
         )

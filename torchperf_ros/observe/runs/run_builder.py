@@ -178,7 +178,10 @@ class RunLogBuilder:
         for stage in stages:
             frames = np.frombuffer(stage.rows, FRAME)
             stage.frames = frames[np.argsort(frames["t_ns"], kind="stable")]
-        if mute := sum(int(np.isnan(stage.lateness_ms).sum()) for stage in stages):
+        if mute := sum(
+            int(np.isnan(stage.lateness_ms[np.isfinite(stage.frames["budget_ms"])]).sum())
+            for stage in stages
+        ):
             self.trouble(f"{mute:,} frames do not say how late they were: an older node has written them")
         return RunLog(
             name,

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from torchperf_ros.api.errors import TorchperfError
 from torchperf_ros.api.outcome import IN_TIME, Health, Outcome
+from torchperf_ros.settings.files import part_of
 from torchperf_ros.stage.frame_table import FRAME
 from torchperf_ros.stage.trend import theil_sen_slope
 
@@ -102,7 +103,6 @@ class StageLog:
 
     @property
     def dropped(self) -> int | None:
-        """Frames that were never started; None where not known."""
         return None if self.drops is None else sum(count for _, count in self.drops)
 
     @property
@@ -139,10 +139,6 @@ class StageLog:
 
     @property
     def lateness_ms(self) -> Values:
-        """How far past its deadline each frame was answered.
-
-        Negative: before; NaN where the log does not say.
-        """
         return np.asarray(self.frames["lateness_ms"], dtype=np.float64)
 
     @property
@@ -216,7 +212,6 @@ class RunLog:
 
     @property
     def frames(self) -> dict[str, NDArray[np.void]]:
-        """The rows of `FRAME` of each stage, by its name."""
         return {stage.name: stage.frames for stage in self.stages}
 
     def stage(self, name: str) -> StageLog:
@@ -329,17 +324,22 @@ Rows = NDArray[np.void]
 def whole_file(path: Path) -> Iterator[Path]:
     """A file beside `path` to write to: all of it gets that name when the block ends, or nothing does.
 
+    Through a link to where that leads; a terminal or a pipe is written itself.
+
     Raises:
         OSError: it cannot be written; the error names `path`.
     """
-    part = path.with_name(f".{path.name}.part")
+    target = path.resolve()
+    part = part_of(target) if target.is_file() or not target.exists() else target
     try:
         yield part
-        part.replace(path)
+        if part != target:
+            part.replace(target)
     except OSError as error:
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
     finally:
-        part.unlink(missing_ok=True)
+        if part != target:
+            part.unlink(missing_ok=True)
 
 
 def check_run_path(path: Path) -> None:
@@ -384,9 +384,7 @@ def read_run(path: Path) -> RunLog:
     except OSError as error:
         raise RunLogError(f"run {path}: cannot be read: {error.strerror or error}") from error
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise RunLogError(
-            f"run {path}: is no run that `torchperf replay --json` or `--parquet` wrote ({error})"
-        ) from error
+        raise RunLogError(f"run {path}: is no run that `torchperf replay -o` wrote ({error})") from error
 
 
 def run_of(

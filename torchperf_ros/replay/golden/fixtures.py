@@ -91,15 +91,14 @@ def golden_of(result: ReplayResult, stages: Collection[str]) -> Golden:
         GoldenError: the replay was interrupted, depends on the machine, or its outputs were not kept.
         ReplayError: its outputs were changed since.
     """
-    why = ""
-    if not result.complete:
-        why = "it was interrupted"
-    elif result.summary["pace"] == "real":
-        why = "outputs with pace real depend on how fast this machine is: use fast or virtual"
-    elif result.output is None:
-        why = "its outputs were not kept: give it an output file"
-    if why:
-        raise GoldenError(f"replay of {result.log} cannot be compared with golden outputs: {why}")
+    of_machine = result.summary["pace"] == "real"
+    obstacles = {
+        "it was interrupted": not result.complete,
+        "outputs with pace real depend on how fast this machine is: use fast or virtual": of_machine,
+        "its outputs were not kept: give it an output file": result.output is None,
+    }
+    if why := [what for what, is_so in obstacles.items() if is_so]:
+        raise GoldenError(f"replay of {result.log} cannot be compared with golden outputs: {why[0]}")
     summary = result.summary
     models = {f"model of {stage}": hashed for stage, hashed in summary["model"].items()}
     origin = {
@@ -174,13 +173,11 @@ def read_golden(path: Path) -> Golden:
             frames[stage] = [
                 frame._replace(check=check) for frame, check in zip(found, checks, strict=True)
             ]
-    counts = {key: origin.pop(key) for key in list(origin) if key.startswith(_SUPERSEDED)}
-    superseded = {
-        key.removeprefix(_SUPERSEDED): int(count) for key, count in counts.items() if count.isdecimal()
-    }
-    engines = {
-        name.removeprefix(_ENGINES): origin.pop(name) for name in list(origin) if name.startswith(_ENGINES)
-    }
+    counts, engines = (
+        {key.removeprefix(begin): origin.pop(key) for key in list(origin) if key.startswith(begin)}
+        for begin in (_SUPERSEDED, _ENGINES)
+    )
+    superseded = {stage: int(count) for stage, count in counts.items() if count.isdecimal()}
     return Golden(origin, {stage: tuple(found) for stage, found in frames.items()}, superseded, engines)
 
 
@@ -246,7 +243,6 @@ def compare_frames(
 
 
 def _by_stamp(frames: Sequence[PublishedFrame]) -> dict[tuple[int, int], PublishedFrame]:
-    """By stamp, and how many of the same stamp come before."""
     counts: dict[int, Iterator[int]] = defaultdict(itertools.count)
     return {(frame.stamp_ns, next(counts[frame.stamp_ns])): frame for frame in frames}
 
@@ -357,9 +353,8 @@ class ReplayFixture:
             *self._places(name),
             *([config.invocation_params.dir / field_logs / name] if field_logs else []),
         ]
-        for place in places:
-            if place.exists():
-                return place
+        if found := next(filter(Path.exists, places), None):
+            return found
         text = f"log {name} is not there: looked for {', '.join(dict.fromkeys(map(str, places)))}"
         if not field_logs and not Path(name).is_absolute():
             text += f"; --fieldlogs DIR or {_FOLDER} can say where field logs are"
@@ -372,9 +367,8 @@ class ReplayFixture:
 
     def _beside(self, what: str, name: str | Path) -> Path:
         __tracebackhide__ = True
-        for place in self._places(name):
-            if place.exists():
-                return place
+        if found := next(filter(Path.exists, self._places(name)), None):
+            return found
         pytest.fail(f"{what} {name}: is neither beside {self._file} nor in {self._request.config.rootpath}")
 
 
@@ -453,12 +447,9 @@ class GoldenFixture:
         except (TorchperfError, OSError) as error:
             raise AssertionError(str(error)) from None
         if problem:
-            advice = f"the command that refreshes it: {self._command()}"
-            if path in self._written:
-                advice = (
-                    f"another check of this test has just written it: give each a name, as in {_EXAMPLE}"
-                )
-            raise AssertionError("\n".join([*problem, advice]))
+            again = f"another check of this test has just written it: give each a name, as in {_EXAMPLE}"
+            refresh = f"the command that refreshes it: {self._command()}"
+            raise AssertionError("\n".join([*problem, again if path in self._written else refresh]))
 
     def _write(self, golden: Golden, path: Path) -> None:
         try:

@@ -150,8 +150,6 @@ _EXACT: Final = Tolerance()
 
 @dataclass(frozen=True)
 class Difference:
-    """A field that is not as in the golden message."""
-
     path: str  # for example `markers[0].pose.position.x`
     value: object
     golden: object
@@ -206,9 +204,8 @@ def _messages(message: Any, golden: Any, path: str, seen: _Seen, rules: Rules) -
         return
     seen = (*seen, (rules.get(kind, MessageRule()), ""))
     names = [entry.name for entry in dataclasses.fields(golden) if not entry.name.startswith("__")]
-    sign = 1
-    if kind == _QUATERNION and sum(getattr(message, i) * getattr(golden, i) for i in "xyzw") < 0.0:
-        sign = -1
+    parts = "xyzw" if kind == _QUATERNION else ""
+    is_negative = sum(getattr(message, part) * getattr(golden, part) for part in parts) < 0.0
     for name in names:
         inside = tuple((rule, f"{own}.{name}" if own else name) for rule, own in seen)
         below = f"{path}.{name}" if path else name
@@ -219,7 +216,7 @@ def _messages(message: Any, golden: Any, path: str, seen: _Seen, rules: Rules) -
         value, wanted = getattr(message, name), getattr(golden, name)
         if kind in _POSITIONS and isinstance(wanted, list) and len(value) == len(wanted):
             value = _as_in_golden(value, wanted, _POSITIONS[kind])
-        yield from _values(-value if sign < 0 else value, wanted, below, inside, rules)
+        yield from _values(-value if is_negative else value, wanted, below, inside, rules)
 
 
 def _as_in_golden(values: list[Any], golden: list[Any], position: str) -> list[Any]:
@@ -250,7 +247,6 @@ def _seconds(ns: int) -> str:
 
 
 def _longest(names: Iterable[str], path: str) -> str:
-    """The longest path of these that stands for this one, too; "" if none does."""
     return max((name for name in names if name and f"{path}.".startswith(f"{name}.")), key=len, default="")
 
 

@@ -162,6 +162,7 @@ class ChunkedFile(abc.ABC):
         filled = [chunk for chunk in self._chunks if chunk.numbers]
         self.start_ns = min((chunk.start_ns for chunk in filled), default=0)
         self.end_ns = max((chunk.end_ns for chunk in filled), default=0)
+        notes.set_back(path, ((chunk.start_ns, chunk.end_ns, chunk.count) for chunk in filled))
 
     def _note_undescribed(self) -> None:
         for number in self._stated.keys() - self._channels.keys():
@@ -213,12 +214,13 @@ class ChunkedFile(abc.ABC):
     def _messages(
         self, chunk: Chunk, numbers: Collection[int], start_ns: float, end_ns: float
     ) -> Iterator[RawMessage]:
-        found = (
+        messages = deque(
             RawMessage(t_ns, self._channels[number], data)
             for number, t_ns, data in self.walk(chunk, numbers)
             if start_ns <= t_ns < end_ns
         )
-        messages = deque(sorted(found, key=itemgetter(0)))
+        self.notes.set_back(self.path, ((message.t_ns, message.t_ns, 1) for message in messages))
+        messages = deque(sorted(messages, key=itemgetter(0)))
         while messages:  # what has been given out is not held on to
             yield messages.popleft()
 
@@ -420,7 +422,13 @@ class Ros1Bag(ChunkedFile):
         latched = isinstance(found.ext, ConnectionExtRosbag1) and found.ext.latching == 1
         text = found.msgdef.data
         channel = Channel(
-            found.topic, found.msgtype, "ros1", text, "ros1msg" if text else "", found.digest, latched
+            found.topic,
+            ros2_name(found.msgtype),
+            "ros1",
+            text,
+            "ros1msg" if text else "",
+            found.digest,
+            latched,
         )
         self._channels.setdefault(found.id, channel)
 

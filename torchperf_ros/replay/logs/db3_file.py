@@ -176,6 +176,10 @@ class Db3File:
             else:
                 what = f"{count} messages of a topic that it does not name (number {number})"
                 self._notes.lost(self.path, ("topic", number), what, messages=count)
+        times = (
+            "SELECT timestamp, timestamp, 1 FROM messages WHERE typeof(timestamp) = 'integer' ORDER BY id"
+        )
+        self._notes.set_back(self.path, self._db.execute(times))
         self.start_ns, self.end_ns = min(spans, default=0), max(spans, default=0)
         self.counts = {channel: counts[number] for number, channel in self._channels.items()}
 

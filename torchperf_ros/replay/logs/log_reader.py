@@ -23,6 +23,8 @@ from rosbags.typesys import Stores, get_typestore
 from rosbags.typesys.store import Typestore
 
 from torchperf_ros.api import messages as message_types
+from torchperf_ros.api.cdr import header_stamp_ns
+from torchperf_ros.api.clock import NS_PER_S
 from torchperf_ros.api.errors import BadInput, ConfigError, TorchperfError, UnknownMessageType
 from torchperf_ros.api.text import listed
 from torchperf_ros.replay.logs.chunked_files import (
@@ -43,6 +45,7 @@ from torchperf_ros.replay.logs.log_storage import (
     LogNotes,
     Part,
     RawMessage,
+    Stamps,
     is_odd,
     set_aside,
     unpacked_file,
@@ -98,12 +101,12 @@ def log_files(path: Path, notes: LogNotes) -> list[Path]:
             f"log {path}: holds logs of different kinds, {shown}, and no {_METADATA} says which; name one"
         )
     if kinds.keys() != {".bag"}:
-        notes.note(f"log {path}: {trouble}; the files in the folder are read")
+        read = ", ".join(file.name for file in inside)
+        notes.note(f"log {path}: {trouble}; the files in the folder are read: {read}")
     return inside
 
 
 def _named(metadata: Path) -> tuple[list[Path], str]:
-    """The files that a folder's metadata names; and why none of them may be there."""
     if not metadata.is_file():
         return [], f"has no {_METADATA}"
     try:
@@ -132,7 +135,6 @@ def metadata_counts(path: Path) -> dict[str, int]:
 
 
 def is_log(path: Path) -> bool:
-    """Whether a file is called like one of a log, or begins like one."""
     return path.name.endswith(SUFFIXES) or any(
         _begin(path).startswith(magic) for _, magic in _KINDS.values()
     )
@@ -182,10 +184,6 @@ class LogType:
     """
 
     def __init__(self, channel: Channel, path: Path, notes: LogNotes) -> None:
-        """Understand the type of a channel of the log at `path`.
-
-        If it is not known here, it is from now on.
-        """
         self.name = channel.type_name
         self._begin = f"log {path}: topic {channel.topic}: {self.name}"
         self.own: Typestore | None = None
@@ -203,6 +201,9 @@ class LogType:
             self._compare(channel, here, notes)
         elif self.own is not None:
             message_types.register(self.own.fielddefs)
+        # Many nodes publish diagnostics, so that their stamps mix.
+        is_one_nodes = not self.name.startswith("diagnostic_msgs/") and (here or self.own) is not None
+        self.stamped = is_one_nodes and message_types.has_header(self.name)
 
     def converter(self) -> Callable[[bytes], bytes]:
         """What turns a ROS 1 message into CDR; it raises what rosbags raises for garbage.
@@ -250,10 +251,6 @@ class LogType:
             return None
 
     def _compare(self, channel: Channel, here: Typestore, notes: LogNotes) -> None:
-        """Note a definition that lays out other bytes.
-
-        Where the log has none, a hash that is another one.
-        """
         ours = _hash(here, self.name)
         theirs = channel.digest or (_hash(self.own, self.name) if self.own is not None else "")
         if self.own is not None:
@@ -318,6 +315,7 @@ def _layout(store: Typestore, name: str) -> tuple[object, ...]:
 
 
 _ENCODINGS: Final = ("cdr", "ros1")
+_LONG_S: Final = 60.0
 _Entry = tuple[float, RawMessage | None]
 _STORAGES: Final[Mapping[str, type[ChunkedFile | Db3File]]] = {
     ".mcap": McapFile,
@@ -336,7 +334,7 @@ class LogMessage(NamedTuple):
 @dataclass(frozen=True)
 class LogTopic:
     name: str  # for example `/tf_static`
-    # as `tf2_msgs/msg/TFMessage`; of two types, that of most messages, and each message says its own
+    # as `tf2_msgs/msg/TFMessage`; of two types, that of most messages: the others are left out
     type_name: str
     count: int = -1  # messages that the log says it has, -1: it does not say
     # whether its publisher kept messages for later subscribers (transient local)
@@ -404,24 +402,29 @@ class LogReader(contextlib.AbstractContextManager["LogReader"]):
         with self._guarded():
             wanted = [channel for channel in self._channels if topics is None or channel.topic in topics]
             converters = {
-                channel: found for channel in wanted if (found := self._converter(channel)) is not None
+                channel: convert for channel in wanted if (convert := self._converter(channel)) is not None
             }
             span_ns = self._span_ns(start_ns, end_ns)
             read = Counter[Channel]()
+            stamps = {channel: Stamps() for channel in converters if self._type(channel).stamped}
             parts = [part for storage in self._storages for part in storage.parts(converters, *span_ns)]
             self.findings.out_of_order = 0
-            latest_ns = -math.inf
+            latest_ns, noted_s = -math.inf, _LONG_S
             for t_ns, channel, raw in _in_order(parts):
                 read[channel] += 1
-                if t_ns < latest_ns:
+                after_s = (t_ns - latest_ns) / NS_PER_S
+                if after_s < 0:
                     self.findings.out_of_order += 1
                     if self.findings.out_of_order == 1:
-                        back = (
-                            f"a message on {channel.topic} was received {(latest_ns - t_ns) / 1e9:.3f} s"
-                            " before"
+                        self._notes.note(
+                            f"log {self.path}: not in the order of time: a message on {channel.topic} was"
+                            f" received {-after_s:.3f} s before the one that it follows; further ones are"
+                            " only counted"
                         )
-                        what = f"{back} the one that it follows; further ones are only counted"
-                        self._notes.note(f"log {self.path}: not in the order of time: {what}")
+                elif noted_s < after_s < math.inf:  # of many, few are noted; before anybody waits for them
+                    noted_s = 2 * after_s
+                    until = f"until that of {t_ns} ns on {channel.topic}"
+                    self._notes.note(f"log {self.path}: no message is read for {after_s:,.3f} s, {until}")
                 latest_ns = t_ns
                 try:
                     data = converters[channel](raw)
@@ -436,19 +439,24 @@ class LogReader(contextlib.AbstractContextManager["LogReader"]):
                         self.path, (channel.topic, t_ns), what, messages=1
                     )
                     continue
+                if channel in stamps:
+                    stamps[channel].add(header_stamp_ns(data), t_ns)
                 yield LogMessage(channel.topic, channel.type_name, data, t_ns)
+            for channel, odd in stamps.items():
+                if what := str(odd):
+                    self._notes.note(
+                        f"log {self.path}: topic {channel.topic}: odd among {read[channel]:,} stamps: {what}"
+                    )
             if start_ns is None and end_ns is None:
                 self._compare_counts(converters, read)
 
     def _span_ns(self, start_ns: int | None, end_ns: int | None) -> tuple[float, float]:
-        """From when to when messages are read: all, or what is asked for, and never what is set aside."""
         first, last = (self.start_ns, self.end_ns + 1) if self.findings.set_aside else (-math.inf, math.inf)
         return max(first, -math.inf if start_ns is None else start_ns), min(
             last, math.inf if end_ns is None else end_ns
         )
 
     def _compare_counts(self, channels: Collection[Channel], read: Mapping[Channel, int]) -> None:
-        """Note where a whole reading gave fewer messages than the file says that it has."""
         stated = {channel: self._counts[channel] for channel in channels if self._counts[channel] >= 0}
         missing = {
             channel: count - read[channel] for channel, count in stated.items() if count > read[channel]
@@ -465,7 +473,6 @@ class LogReader(contextlib.AbstractContextManager["LogReader"]):
             self.findings.messages_lost += lost
 
     def _compare_metadata(self) -> None:
-        """Note where a folder's metadata says that it has other numbers of messages than its files."""
         known = {name: topic.count for name, topic in self.topics.items()}
         differing = [
             f"{name} {count:,} instead of {known.get(name, 0):,}"
@@ -554,11 +561,13 @@ class LogReader(contextlib.AbstractContextManager["LogReader"]):
             types[name] = _sum([types.get(name, 0), self._counts[channel]])
         topics = {}
         for topic, types in sorted(found.items()):
+            most = max(types, key=lambda name: types[name])
             if len(types) > 1:
                 shown = ", ".join(f"{name} ({count} messages)" for name, count in types.items())
-                self._notes.note(f"log {self.path}: topic {topic} has more than one type: {shown}")
-            most = max(types, key=lambda name: types[name])
-            topics[topic] = LogTopic(topic, most, _sum(types.values()), topic in latched)
+                why = f"more than one type: {shown}; only {most} is read"
+                self._notes.note(f"log {self.path}: topic {topic} has {why}")
+            topics[topic] = LogTopic(topic, most, types[most], topic in latched)
+        self._channels = [one for one in self._channels if topics[one.topic].type_name == one.type_name]
         return topics
 
     def _type(self, channel: Channel) -> LogType:
@@ -581,7 +590,6 @@ class LogReader(contextlib.AbstractContextManager["LogReader"]):
 
     @contextlib.contextmanager
     def _guarded(self, path: Path | None = None) -> Iterator[None]:
-        """Turns every error that a damaged file leads to into a `LogError`."""
         try:
             yield
         except TorchperfError:

@@ -8,7 +8,7 @@ counted, see `LogNotes`.
 import errno
 import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import zstandard
 
+from torchperf_ros.api.clock import NS_PER_MS
 from torchperf_ros.api.errors import TorchperfError
 from torchperf_ros.api.text import listed
+from torchperf_ros.stage.frame import USABLE_AGE_MS
 
 if TYPE_CHECKING:
     from torchperf_ros.replay.logs.chunked_files import ChunkedFile
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 
 _TRANSIENT_LOCAL: Final = re.compile(r"\bdurability: *(1\b|transient_local)")
 _SHOWN_PER_FILE: Final = 5
+_MIXED_NS: Final = 250_000_000
+_OFF_NS: Final = round(USABLE_AGE_MS * NS_PER_MS)
 
 
 class LogError(TorchperfError):
@@ -40,8 +44,6 @@ class Damaged(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Channel:
-    """Messages of one topic and type in one file."""
-
     topic: str  # for example `/camera`
     type_name: str  # for example `sensor_msgs/msg/Image`
     encoding: str  # of the messages: `cdr`, `ros1`, or something that cannot be read
@@ -60,9 +62,13 @@ def is_latched(qos_profiles: str) -> bool:
 
 
 def ros2_name(type_name: str) -> str:
-    """`sensor_msgs/Image`, as ROS 1 writes it, as `sensor_msgs/msg/Image`; other names stay as they are."""
+    """`sensor_msgs/Image`, as ROS 1 writes it, as `sensor_msgs/msg/Image`; other names stay as they are.
+
+    But for that of `/tf` before tf2, whose bytes are the same.
+    """
     package, slash, name = type_name.partition("/")
-    return f"{package}/msg/{name}" if slash and "/" not in name else type_name
+    ros2 = f"{package}/msg/{name}" if slash and "/" not in name else type_name
+    return "tf2_msgs/msg/TFMessage" if ros2 == "tf/msg/tfMessage" else ros2
 
 
 class RawMessage(NamedTuple):
@@ -74,8 +80,6 @@ class RawMessage(NamedTuple):
 
 
 class Span(NamedTuple):
-    """From when to when, in ns, a file has so many messages, and on which channels."""
-
     start_ns: int
     end_ns: int
     messages: int
@@ -111,6 +115,37 @@ class LogFindings:
     types_differing: int = 0  # types whose definition or hash in the log is another one than here
 
 
+class Stamps:
+    """What is odd about the stamps of a topic's messages in one reading."""
+
+    def __init__(self) -> None:
+        self._zero = self._repeated = self._back = self._off = 0
+        self._last_ns = self._back_ns = self._off_ns = 0  # the most of what goes back, and is off
+
+    def add(self, stamp_ns: int, t_ns: int) -> None:
+        if not stamp_ns:
+            self._zero += 1
+            return
+        if stamp_ns <= self._last_ns:
+            self._repeated += stamp_ns == self._last_ns
+            self._back += stamp_ns < self._last_ns
+            self._back_ns = max(self._back_ns, self._last_ns - stamp_ns)
+        self._last_ns = stamp_ns
+        if not -_OFF_NS <= t_ns - stamp_ns <= _OFF_NS:
+            self._off += 1
+            self._off_ns = max(self._off_ns, t_ns - stamp_ns, key=abs)
+
+    def __str__(self) -> str:
+        off = f"{abs(self._off_ns) / 1e9:,.3f} s {'behind' if self._off_ns > 0 else 'ahead of'}"
+        odd = {
+            "zero": self._zero,
+            "repeated": self._repeated,
+            f"going back by up to {self._back_ns / 1e9:,.3f} s": self._back,
+            f"more than 10 s off, up to {off} their receipt": self._off,
+        }
+        return "; ".join(f"{count:,} {what}" for what, count in odd.items() if count)
+
+
 class LogNotes:
     """Counts what is wrong with a log, and notes it once, however often the log is read."""
 
@@ -118,12 +153,31 @@ class LogNotes:
         self.findings = LogFindings()
         self._say = say
         self._noted: set[str] = set()
+        self._set_back: set[Path] = set()
         self._lost: dict[Path, set[object]] = {}
 
     def note(self, text: str) -> None:
         if text not in self._noted:
             self._noted.add(text)
             self._say(text)
+
+    def set_back(self, path: Path, stretches: Iterable[tuple[int, int, int]]) -> None:
+        """Note, once for a file, that its times go back by more than threads of a recorder mix messages.
+
+        `stretches`: first and last time in ns and number of messages, in the order of the file.
+        """
+        reached_ns, messages, worst_ns = 0, 0, _MIXED_NS
+        for start_ns, end_ns, count in stretches:
+            if _MIXED_NS < reached_ns - start_ns <= DAY_NS:  # more: is set aside, or noted as a pause
+                messages, worst_ns = messages + count, max(worst_ns, reached_ns - start_ns)
+            reached_ns = max(reached_ns, end_ns)
+        if messages and path not in self._set_back:
+            self._set_back.add(path)
+            self.note(
+                f"log {path}: up to {messages:,} messages are written after later ones, by about"
+                f" {worst_ns / 1e9:,.1f} s, as where a clock was set back or logs were joined; they come in"
+                " the order of their receipt"
+            )
 
     def lost(
         self,

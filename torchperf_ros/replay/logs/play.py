@@ -139,8 +139,6 @@ class PlayNode(contextlib.AbstractContextManager["PlayNode"]):
             self._clock.publish(clock)
 
     def serve(self, player: Player) -> None:
-        """Offer `~/pause` and `~/resume` from now on."""
-
         # rclpy's
         def answer(act: Callable[[], None], word: str, _: Any, response: Any) -> Any:  # noqa: ANN401
             act()

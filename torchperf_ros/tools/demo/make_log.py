@@ -269,7 +269,7 @@ def _check(path: Path, drive: DriveLog, kind: str, force: bool) -> None:
         msg = "a truncated message cannot be written to a ROS 1 bag; choose mcap or db3"
     elif needed > (free := shutil.disk_usage(path.parent).free):
         msg = (
-            f"{path}: needs about {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free; --compressed"
+            f"{path}: needs about {needed / 1e6:,.0f} MB, and {free / 1e6:,.0f} MB are free; --compressed"
             " needs less"
         )
     if msg:
