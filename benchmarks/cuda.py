@@ -28,7 +28,7 @@ from typing import Any
 import psutil
 
 from benchmarks.rig.arguments import arguments_of
-from benchmarks.rig.report import Report, say
+from benchmarks.rig.report import Report, Target, say, shown
 
 _NO_CUDA = 3
 _GIB_EACH = 4
@@ -36,6 +36,8 @@ _GIB_EACH = 4
 _LEAST_THREADS = 4
 _LOOKS_EVERY_S = 1.0
 _LAST_OF_LOG = 8000
+# What is left of a quarter of an hour on a machine that has to be set up first.
+_WITHIN_ONCE_MORE_S = 250
 _DONE = "done"
 _EPILOG = """\
 exit status: 0 all parts did well, 1 some did not, 3 there is no CUDA device
@@ -185,6 +187,8 @@ class _Parts:
         with self._turn:
             for title, columns, rows in self._found(name).get("tables", ()):
                 self._report.table(title, columns, rows)
+            for target in self._targets(name):
+                self._report.text(_verdict(target))
             for line in self._wrong(name, ended):
                 self._report.text(f"{name}: {line}")
 
@@ -207,6 +211,9 @@ class _Parts:
         found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
         return found
 
+    def _targets(self, name: str) -> list[Target]:
+        return [Target(**each) for each in self._found(name).get("targets", ())]
+
     def _log(self, name: str) -> str:
         file = self._folder / f"{name}.log"
         return file.read_text(encoding="utf-8", errors="replace")[-_LAST_OF_LOG:] if file.exists() else ""
@@ -224,7 +231,12 @@ class _Parts:
         # A signal may come meanwhile, and parts may begin or end.
         ended = {**dict.fromkeys(list(self._running), ("runs", math.nan)), **self._ended}
         parts = {
-            name: {"ended": how, "took_s": took_s, "wrong": self._wrong(name, how)}
+            name: {
+                "ended": how,
+                "took_s": took_s,
+                "wrong": self._wrong(name, how),
+                "verdicts": list(map(_verdict, self._targets(name))),
+            }
             for name, (how, took_s) in ended.items()
         }
         found = {name: each["figures"] for name in ended if (each := self._found(name))}
@@ -240,8 +252,9 @@ class _Parts:
             self._report.keep(figures)
 
     def finish(self, names: Sequence[str]) -> int:
-        """Show how each part ended, and the command for those that have not come to their end."""
+        """Show how each part ended, all targets, and the command for parts that have not come to their end."""
         figures = self._figures()
+        targets = [target for name in figures["parts"] for target in self._targets(name)]
         rows = [
             (name, part["ended"], part["took_s"], "; ".join(part["wrong"]))
             for name, part in figures["parts"].items()
@@ -251,17 +264,23 @@ class _Parts:
         if left:
             figures["left"] = self._left(left)
             self._report.text(f"For what is left: {figures['left']}")
-        self._report.finish(figures, [])
+        self._report.finish(figures, targets)
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
-        return int(bool(left) or any(wrong for *_, wrong in rows))
+        return int(bool(left) or any(wrong for *_, wrong in rows) or not all(each.met for each in targets))
 
     def _left(self, names: Sequence[str]) -> str:
         words = [*shlex.split(os.environ.get("TORCHPERF_RUN", "./run")), "bench", "cuda"]
         words += ["--parts", ",".join(names), "--device", self._arguments.device]
+        words += ["--within", str(_WITHIN_ONCE_MORE_S)]
         if file := self._arguments.json:
             words += ["--json", str(file.with_name(f"{file.stem}-more.json"))]
         return shlex.join(words)
+
+
+def _verdict(target: Target) -> str:
+    limit = f"{target.relation} {shown(target.limit)} {target.unit}".strip()
+    return f"{target.what}: {shown(target.value)} ({limit}): {'met' if target.met else 'missed'}"
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
