@@ -151,14 +151,15 @@ class _Parts:
             each.result()
 
     def _run_one(self, name: str, threads: int, begins_until_s: float) -> None:
-        from benchmarks.rig.cuda.parts import least_s
+        from benchmarks.rig.cuda.parts import least_s, most_s
 
         began = time.monotonic()
         is_late = began >= min(begins_until_s, self._end_s - least_s(name, self._arguments.device))
         if self._is_stopped or is_late:
             self._ended[name] = "left out: stopped" if self._is_stopped else "left out: no time", math.nan
             return
-        left_s = min(self._end_s - began, self._arguments.part_within)
+        most = most_s(name, self._arguments.device)
+        left_s = min(self._end_s - began, self._arguments.part_within, most)
         say(f"{name} begins")
         with open(self._folder / f"{name}.log", "w", encoding="utf-8") as log:
             process = subprocess.Popen(

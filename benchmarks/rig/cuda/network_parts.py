@@ -5,6 +5,7 @@ Part `tune-NETWORK`: what `torchperf tune --minutes 1` finds, beside the same.
 
 import json
 import math
+import os
 import subprocess
 import sys
 import time
@@ -78,7 +79,7 @@ def network_part(name: str, *, half: bool) -> Callable[[Place], Found]:
         with torch.inference_mode():
             loads[_BUILT] = _load(options, build, device, cache)
             with place.alone():
-                timings = _in_turns(place, device, candidates, loads, image)
+                timings = _in_turns(device, candidates, loads, image, place.seconds)
         _tell(
             f"{name}{', fp16 channels last' if half else ''}", wanted[0], timings, candidates, loads, found
         )
@@ -99,8 +100,9 @@ def _at_first(
     image: torch.Tensor,
 ) -> Found:
     """What is measured before the build, and kept, as that may take too long."""
-    with place.beside_builds():
-        timings = _in_turns(place, device, candidates, loads, image)
+    candidates = {key: one for key, one in candidates.items() if one.precision == precision}
+    with place.beside_builds():  # shortly: the others wait for it
+        timings = _in_turns(device, candidates, loads, image, place.seconds / 2)
     found = Found(wrong=["the build did not come to its end"])
     _tell(f"{title}; before the build, while others build", precision, timings, candidates, loads, found)
     place.keep(found)
@@ -153,11 +155,11 @@ def _build(
         "cache_mib": _CACHE_MIB,
     }
     said: list[dict[str, Any]] = []
-    alone_s, began = 0.0, time.monotonic()
+    alone_s, began, began_cpu_s = 0.0, time.monotonic(), _cpu_s()
 
     def keep(times: BuildTimes) -> None:
         so_far = replace(first, tables=list(first.tables), figures=dict(first.figures))
-        _tell_build(times, time.monotonic() - began, so_far)
+        _tell_build(times, time.monotonic() - began, _cpu_s() - began_cpu_s, so_far)
         place.keep(so_far)
 
     with ExitStack() as stack, build_times(keep) as times:
@@ -174,33 +176,44 @@ def _build(
         do_job(job, news)
         whole_s = time.monotonic() - began - alone_s
     found.wrong += [f"build: {each['text']}" for each in said if each["kind"] == "failed"]
-    _tell_build(times, whole_s, found)
+    _tell_build(times, whole_s, _cpu_s() - began_cpu_s, found)
 
 
-def _tell_build(times: BuildTimes, whole_s: float, found: Found) -> None:
+def _cpu_s() -> float:
+    """Processor seconds of this process and of those that it has waited for."""
+    used = os.times()
+    return used.user + used.system + used.children_user + used.children_system
+
+
+def _tell_build(times: BuildTimes, whole_s: float, cpu_s: float, found: Found) -> None:
     found.figures["build"] = {
         "seconds": whole_s,
+        "cpu_s": cpu_s,
         "steps": {step: {"calls": calls, "s": took_s} for step, calls, took_s, _ in times.rows(whole_s)},
         "torch": times.torchs,
     }
-    rows = [("all", 1, whole_s, 1.0), *times.rows(whole_s)]
+    rows = [
+        ("all", 1, whole_s, 1.0),
+        ("all, seconds of a processor", 1, cpu_s, math.nan),
+        *times.rows(whole_s),
+    ]
     found.tables.append(
         ("Where the build's seconds go, steps within steps", ("", "calls", "s", "share"), rows)
     )
 
 
 def _in_turns(
-    place: Place,
     device: Device,
     candidates: Mapping[str, Candidate],
     loads: Mapping[str, Tier],
     image: torch.Tensor,
+    seconds: float,
 ) -> dict[str, Timing]:
     calls: dict[str, Callable[[], object]] = {name: one.call for name, one in candidates.items()}
     for name, tier in loads.items():
         calls[name] = partial(tier.call_for((image,)), image)
         calls[f"{name}{_IN_WORKER}"] = partial(tier.run, (image,))
-    return time_interleaved(calls, device.device, seconds=place.seconds, rounds=_ROUNDS, inner=1)
+    return time_interleaved(calls, device.device, seconds=seconds, rounds=_ROUNDS, inner=1)
 
 
 def _tell(
@@ -219,7 +232,7 @@ def _tell(
         if name in candidates:
             own, made_s, words = candidates[name].precision, candidates[name].made_s, ""
         elif name.endswith(_IN_WORKER):
-            own, made_s, words = precision, math.nan, "timed, and its outputs summed for NaN"
+            own, made_s, words = precision, math.nan, "timed, and on CUDA its outputs summed for NaN"
         else:
             facts = loads[name].facts
             own, made_s = precision, facts.load_s

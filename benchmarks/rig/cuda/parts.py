@@ -46,8 +46,9 @@ _LEFT_FRAMES: Final = 60  # after it, at most
 _LAYERS: Final = {"full": 8, "fast": 2}
 _FAULTS: Final = ("out of memory", "segfault", "hang", "context lost")
 _TEST_ENDS: Final = {"PASSED", "FAILED", "ERROR", "SKIPPED"}
-_MOST_TESTS_AT_ONCE: Final = 4
+_MOST_TESTS_AT_ONCE: Final = 6
 """Each has a CUDA context of its own, and other parts build meanwhile."""
+_LONG_TESTS: Final = ("test_tune", "test_on_cuda")  # they begin first
 
 
 def machine(place: Place) -> Found:
@@ -338,7 +339,9 @@ def tests(place: Place) -> Found:
     """The tests marked `gpu`, side by side, of the files that have any: others may need what is not installed here."""
     files = [
         str(file)
-        for file in sorted(ROOT.glob("test/**/test_*.py"))
+        for file in sorted(
+            ROOT.glob("test/**/test_*.py"), key=lambda file: (file.stem not in _LONG_TESTS, file)
+        )
         if "mark.gpu" in file.read_text(encoding="utf-8")
     ]
     at_once = min(_MOST_TESTS_AT_ONCE, len(os.sched_getaffinity(0)))
@@ -470,12 +473,13 @@ class Phase:
     at_once: int = 1
 
 
-_QUIET: Final = ("machine", "steps", "contexts", "cameras", "node", "overhead", "tune-lraspp", "workers")
+_QUIET: Final = ("machine", "steps", "contexts", "cameras", "tune-lraspp", "node", "overhead", "workers")
 """What only times, or has to be alone: first what was never measured on a quiet machine."""
 _BUILDING: Final = ("tests", "vit", "resnet50-fp16", "lraspp-fp16", "lraspp", "resnet50", "vit-fp16")
+"""All at once: one that times waits for those that build, and would wait once more for each that came later."""
 _LAST: Final = (
-    "tune-resnet50",
     "start",
+    "tune-resnet50",
     *(f"chain-{length}" for length in _CHAINS),
     "copies",
     "streams",
@@ -485,18 +489,28 @@ _LAST: Final = (
 )
 """What has been measured before, or takes a minute for one figure."""
 PHASES: Final = (
-    Phase(_QUIET, share=0.5),
-    Phase(_BUILDING, at_once=5),
-    Phase((*_LAST, *_QUIET)),
+    Phase(_QUIET, share=0.43),
+    Phase(_BUILDING, at_once=len(_BUILDING)),
+    Phase((*_QUIET, *_LAST)),
 )
 
 
-_LEAST_S: Final = {**dict.fromkeys(GROUPS["tune"], 90.0), **dict.fromkeys(GROUPS["networks"], 30.0)}
+_LEAST_S: Final = {
+    **dict.fromkeys(GROUPS["tune"], 90.0),
+    **dict.fromkeys(GROUPS["networks"], 30.0),
+    **dict.fromkeys(ROS_ONLY, 60.0),
+}
+_MOST_S: Final = {"tests": 150.0}  # one test that hangs would have all wait that time
 
 
 def least_s(name: str, device: str) -> float:
     """Seconds without which a part shows nothing on a GPU, so that it does not begin."""
     return 0.0 if device == "cpu" else _LEAST_S.get(name, 0.0)
+
+
+def most_s(name: str, device: str) -> float:
+    """Seconds after which a part is ended on a GPU, so that others can time."""
+    return math.inf if device == "cpu" else _MOST_S.get(name, math.inf)
 
 
 def usual() -> list[str]:
