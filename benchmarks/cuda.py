@@ -38,6 +38,8 @@ _LOOKS_EVERY_S = 1.0
 _LAST_OF_LOG = 8000
 # What is left of a quarter of an hour on a machine that has to be set up first.
 _WITHIN_ONCE_MORE_S = 250
+# What was ended after so long must not take the time of what has not begun.
+_ITS_TIME_S = 60.0
 _DONE = "done"
 _EPILOG = """\
 exit status: 0 all parts did well, 1 some did not, 3 there is no CUDA device
@@ -94,7 +96,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="torchperf_cuda_") as folder:
         parts = _Parts(arguments, report, Path(folder))
         for phase in PHASES:
-            parts.run([name for name in phase.parts if name in names], phase.share, phase.at_once)
+            parts.run([name for name in phase.parts if name in names], phase.at_once)
         return parts.finish(names)
 
 
@@ -131,30 +133,25 @@ class _Parts:
         for process in list(self._running.values()):
             _kill_group(process)
 
-    def run(self, names: Sequence[str], share: float, at_once: int) -> None:
-        """Run those that have not run; none begins when less than 1 - `share` of the time is left.
-
-        None outlives its time or everybody's.
-        """
-        names = [name for name in names if self._ended.get(name, ("left out",))[0].startswith("left out")]
+    def run(self, names: Sequence[str], at_once: int) -> None:
+        """Run these; none outlives its time or everybody's."""
         cores = len(os.sched_getaffinity(0))
         most = min(cores, (psutil.virtual_memory().available >> 30) // _GIB_EACH)
         jobs = 1 if at_once == 1 else self._arguments.jobs or max(1, min(at_once, most))
         threads = max(min(_LEAST_THREADS, cores), cores // max(1, min(jobs, len(names))))
-        begins_until_s = self._end_s - (1 - share) * self._arguments.within
         with ThreadPoolExecutor(jobs) as pool:
-            runs = [pool.submit(self._run_one, name, threads, begins_until_s) for name in names]
+            runs = [pool.submit(self._run_one, name, threads) for name in names]
             while wait(runs, _LOOKS_EVERY_S).not_done:
                 self._keep()
         self._keep()
         for each in runs:
             each.result()
 
-    def _run_one(self, name: str, threads: int, begins_until_s: float) -> None:
+    def _run_one(self, name: str, threads: int) -> None:
         from benchmarks.rig.cuda.parts import least_s, most_s
 
         began = time.monotonic()
-        is_late = began >= min(begins_until_s, self._end_s - least_s(name, self._arguments.device))
+        is_late = began >= self._end_s - least_s(name, self._arguments.device)
         if self._is_stopped or is_late:
             self._ended[name] = "left out: stopped" if self._is_stopped else "left out: no time", math.nan
             return
@@ -263,19 +260,22 @@ class _Parts:
         self._report.table("Parts", ("", "ended", "s", "what is wrong"), rows)
         left = [name for name in names if self._ended[name][0] != _DONE]
         if left:
-            figures["left"] = self._left(left)
+            had = [name for name in left if self._ended[name][1] >= _ITS_TIME_S]
+            others = [name for name in left if name not in had]
+            parts = {"more": others, "once-more": had}
+            figures["left"] = "; ".join(self._left(some, suffix) for suffix, some in parts.items() if some)
             self._report.text(f"For what is left: {figures['left']}")
         self._report.finish(figures, targets)
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         return int(bool(left) or any(wrong for *_, wrong in rows) or not all(each.met for each in targets))
 
-    def _left(self, names: Sequence[str]) -> str:
+    def _left(self, names: Sequence[str], suffix: str) -> str:
         words = [*shlex.split(os.environ.get("TORCHPERF_RUN", "./run")), "bench", "cuda"]
         words += ["--parts", ",".join(names), "--device", self._arguments.device]
         words += ["--within", str(_WITHIN_ONCE_MORE_S)]
         if file := self._arguments.json:
-            words += ["--json", str(file.with_name(f"{file.stem}-more.json"))]
+            words += ["--json", str(file.with_name(f"{file.stem}-{suffix}.json"))]
         return shlex.join(words)
 
 
