@@ -28,7 +28,7 @@ from typing import Any
 import psutil
 
 from benchmarks.rig.arguments import arguments_of
-from benchmarks.rig.report import Report, say
+from benchmarks.rig.report import Report, Target, say, shown
 
 _NO_CUDA = 3
 _GIB_EACH = 4
@@ -36,6 +36,10 @@ _GIB_EACH = 4
 _LEAST_THREADS = 4
 _LOOKS_EVERY_S = 1.0
 _LAST_OF_LOG = 8000
+# What is left of a quarter of an hour on a machine that has to be set up first.
+_WITHIN_ONCE_MORE_S = 250
+# What was ended after so long must not take the time of what has not begun.
+_ITS_TIME_S = 60.0
 _DONE = "done"
 _EPILOG = """\
 exit status: 0 all parts did well, 1 some did not, 3 there is no CUDA device
@@ -92,7 +96,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="torchperf_cuda_") as folder:
         parts = _Parts(arguments, report, Path(folder))
         for phase in PHASES:
-            parts.run([name for name in phase.parts if name in names], phase.share, phase.at_once)
+            parts.run([name for name in phase.parts if name in names], phase.at_once)
         return parts.finish(names)
 
 
@@ -129,34 +133,30 @@ class _Parts:
         for process in list(self._running.values()):
             _kill_group(process)
 
-    def run(self, names: Sequence[str], share: float, at_once: int) -> None:
-        """Run those that have not run; none begins when less than 1 - `share` of the time is left.
-
-        None outlives its time or everybody's.
-        """
-        names = [name for name in names if self._ended.get(name, ("left out",))[0].startswith("left out")]
+    def run(self, names: Sequence[str], at_once: int) -> None:
+        """Run these; none outlives its time or everybody's."""
         cores = len(os.sched_getaffinity(0))
         most = min(cores, (psutil.virtual_memory().available >> 30) // _GIB_EACH)
         jobs = 1 if at_once == 1 else self._arguments.jobs or max(1, min(at_once, most))
         threads = max(min(_LEAST_THREADS, cores), cores // max(1, min(jobs, len(names))))
-        begins_until_s = self._end_s - (1 - share) * self._arguments.within
         with ThreadPoolExecutor(jobs) as pool:
-            runs = [pool.submit(self._run_one, name, threads, begins_until_s) for name in names]
+            runs = [pool.submit(self._run_one, name, threads) for name in names]
             while wait(runs, _LOOKS_EVERY_S).not_done:
                 self._keep()
         self._keep()
         for each in runs:
             each.result()
 
-    def _run_one(self, name: str, threads: int, begins_until_s: float) -> None:
-        from benchmarks.rig.cuda.parts import least_s
+    def _run_one(self, name: str, threads: int) -> None:
+        from benchmarks.rig.cuda.parts import least_s, most_s
 
         began = time.monotonic()
-        is_late = began >= min(begins_until_s, self._end_s - least_s(name, self._arguments.device))
+        is_late = began >= self._end_s - least_s(name, self._arguments.device)
         if self._is_stopped or is_late:
             self._ended[name] = "left out: stopped" if self._is_stopped else "left out: no time", math.nan
             return
-        left_s = min(self._end_s - began, self._arguments.part_within)
+        most = most_s(name, self._arguments.device)
+        left_s = min(self._end_s - began, self._arguments.part_within, most)
         say(f"{name} begins")
         with open(self._folder / f"{name}.log", "w", encoding="utf-8") as log:
             process = subprocess.Popen(
@@ -185,6 +185,8 @@ class _Parts:
         with self._turn:
             for title, columns, rows in self._found(name).get("tables", ()):
                 self._report.table(title, columns, rows)
+            for target in self._targets(name):
+                self._report.text(_verdict(target))
             for line in self._wrong(name, ended):
                 self._report.text(f"{name}: {line}")
 
@@ -207,6 +209,9 @@ class _Parts:
         found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
         return found
 
+    def _targets(self, name: str) -> list[Target]:
+        return [Target(**each) for each in self._found(name).get("targets", ())]
+
     def _log(self, name: str) -> str:
         file = self._folder / f"{name}.log"
         return file.read_text(encoding="utf-8", errors="replace")[-_LAST_OF_LOG:] if file.exists() else ""
@@ -224,7 +229,12 @@ class _Parts:
         # A signal may come meanwhile, and parts may begin or end.
         ended = {**dict.fromkeys(list(self._running), ("runs", math.nan)), **self._ended}
         parts = {
-            name: {"ended": how, "took_s": took_s, "wrong": self._wrong(name, how)}
+            name: {
+                "ended": how,
+                "took_s": took_s,
+                "wrong": self._wrong(name, how),
+                "verdicts": list(map(_verdict, self._targets(name))),
+            }
             for name, (how, took_s) in ended.items()
         }
         found = {name: each["figures"] for name in ended if (each := self._found(name))}
@@ -240,8 +250,9 @@ class _Parts:
             self._report.keep(figures)
 
     def finish(self, names: Sequence[str]) -> int:
-        """Show how each part ended, and the command for those that have not come to their end."""
+        """Show how each part ended, all targets, and the command for parts that have not come to their end."""
         figures = self._figures()
+        targets = [target for name in figures["parts"] for target in self._targets(name)]
         rows = [
             (name, part["ended"], part["took_s"], "; ".join(part["wrong"]))
             for name, part in figures["parts"].items()
@@ -249,19 +260,28 @@ class _Parts:
         self._report.table("Parts", ("", "ended", "s", "what is wrong"), rows)
         left = [name for name in names if self._ended[name][0] != _DONE]
         if left:
-            figures["left"] = self._left(left)
+            had = [name for name in left if self._ended[name][1] >= _ITS_TIME_S]
+            others = [name for name in left if name not in had]
+            parts = {"more": others, "once-more": had}
+            figures["left"] = "; ".join(self._left(some, suffix) for suffix, some in parts.items() if some)
             self._report.text(f"For what is left: {figures['left']}")
-        self._report.finish(figures, [])
+        self._report.finish(figures, targets)
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
-        return int(bool(left) or any(wrong for *_, wrong in rows))
+        return int(bool(left) or any(wrong for *_, wrong in rows) or not all(each.met for each in targets))
 
-    def _left(self, names: Sequence[str]) -> str:
+    def _left(self, names: Sequence[str], suffix: str) -> str:
         words = [*shlex.split(os.environ.get("TORCHPERF_RUN", "./run")), "bench", "cuda"]
         words += ["--parts", ",".join(names), "--device", self._arguments.device]
+        words += ["--within", str(_WITHIN_ONCE_MORE_S)]
         if file := self._arguments.json:
-            words += ["--json", str(file.with_name(f"{file.stem}-more.json"))]
+            words += ["--json", str(file.with_name(f"{file.stem}-{suffix}.json"))]
         return shlex.join(words)
+
+
+def _verdict(target: Target) -> str:
+    limit = f"{target.relation} {shown(target.limit)} {target.unit}".strip()
+    return f"{target.what}: {shown(target.value)} ({limit}): {'met' if target.met else 'missed'}"
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:

@@ -190,10 +190,17 @@ def test_given_a_process_that_died_when_the_next_captures_then_the_death_is_forg
         pass
 
 
-def test_given_another_driver_when_a_capture_had_failed_then_it_is_tried_again(record, monkeypatch):
+def test_given_another_driver_when_a_capture_had_failed_then_it_is_tried_again(
+    record, monkeypatch, tmp_path
+):
+    driver = tmp_path / "version"
+    monkeypatch.setattr("torchperf_ros.engines.engine._DRIVER", driver)
     fail(record, RuntimeError("operation not permitted"))
-    monkeypatch.setattr("torchperf_ros.engines.engine._driver_version", lambda: 13000)
+    driver.write_text("580.159.03\n")
     assert record().why_not() == ""
+    for _ in range(2):
+        die_capturing(record)
+    assert record().why_not().startswith("2 processes")
 
 
 def test_given_a_folder_that_cannot_be_written_when_a_capture_fails_then_the_next_process_has_to_be_informed(

@@ -67,8 +67,8 @@ class CaptureFailed(TorchperfError):
     is_known = False
 
 
-# It is there where torch has been built for CUDA.
-_driver_version: Callable[[], int] = getattr(torch._C, "_cuda_getDriverVersion", int)
+# The kernel's word: torch 2.11 has no call for it.
+_DRIVER = Path("/sys/module/nvidia/version")
 
 
 class CaptureRecord:
@@ -76,7 +76,8 @@ class CaptureRecord:
 
     def __init__(self, cache: PackageCache, identity: Identity) -> None:
         """Take the cache and what the model, as it is captured, is kept under, with the driver's version."""
-        self._folder, self._key = cache.folder, f"{identity.key}-{_driver_version()}"
+        driver = _DRIVER.read_text(encoding="ascii").strip() if _DRIVER.is_file() else ""
+        self._folder, self._key = cache.folder, f"{identity.key}-{driver.replace('.', '_')}"
         self._failed = self._folder / f"{self._key}{CAPTURE_FAILED}"
 
     def why_not(self) -> str:
@@ -156,8 +157,7 @@ class GraphReplay:
 
         The `record` keeps how that went.
         """
-        self._call = call
-        self._record = record
+        self._call, self._record = call, record
         # With each graph the tensors that it reads, of which it holds only addresses: a model may give up a
         # table as soon as it makes one for another size.
         self._replays: dict[object, tuple[Inputs, Callable[[], object], Any, list[torch.Tensor]]] = {}

@@ -86,9 +86,8 @@ def main() -> None:
     parser.add_argument("--config", type=json.loads, required=True, help="of `BareSteps`, as JSON")
     with torch.inference_mode():
         bare = BareSteps(**parser.parse_args().config)
-        print(json.dumps({"event": "ready"}), flush=True)
         for line in sys.stdin:
-            print(json.dumps({"event": "done", "frames": bare.frames(**json.loads(line))}), flush=True)
+            print(json.dumps({"frames": bare.frames(**json.loads(line))}), flush=True)
 
 
 if __name__ == "__main__":

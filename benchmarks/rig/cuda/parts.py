@@ -5,6 +5,7 @@ Each runs in a process of its own and gives tables and figures. None but `node` 
 
 import importlib.util
 import json
+import math
 import os
 import subprocess
 import sys
@@ -25,8 +26,8 @@ from benchmarks.rig.cuda.network_parts import network_part, tune_part
 from benchmarks.rig.cuda.networks import LRASPP, RESNET, VIT
 from benchmarks.rig.cuda.place import MIB, THREADS, Found, Place, timed
 from benchmarks.rig.cuda.stages import WorkerStage, cameras, contexts, steps
+from benchmarks.rig.report import Target, say
 from benchmarks.rig.report import machine as describe_machine
-from benchmarks.rig.report import say
 from torchperf_ros.api.outcome import Outcome
 from torchperf_ros.engines.device import time_interleaved
 from torchperf_ros.engines.outputs import tensors_in
@@ -39,13 +40,15 @@ from torchperf_ros.workers.compile_process import CompileProcess
 ROOT: Final = Path(__file__).resolve().parents[3]
 _CAMERA: Final = "torchperf_ros.models.camera:CameraAdapter"
 _CHAINS: Final = (1, 30)
+_LEAST_TIMES_EAGER: Final = 0.97
 _CALM_FRAMES: Final = 10  # before each fault
 _LEFT_FRAMES: Final = 60  # after it, at most
 _LAYERS: Final = {"full": 8, "fast": 2}
 _FAULTS: Final = ("out of memory", "segfault", "hang", "context lost")
 _TEST_ENDS: Final = {"PASSED", "FAILED", "ERROR", "SKIPPED"}
-_MOST_TESTS_AT_ONCE: Final = 4
+_MOST_TESTS_AT_ONCE: Final = 6
 """Each has a CUDA context of its own, and other parts build meanwhile."""
+_LONG_TESTS: Final = ("test_tune", "test_on_cuda")  # they begin first
 
 
 def machine(place: Place) -> Found:
@@ -163,13 +166,13 @@ def chain(length: int) -> Callable[[Place], Found]:
             for p in curve
         ]
         columns = ("", "runs", "p50 us", "p99 us", "times eager", "published", "compile s", "error")
-        wrong = [
-            f"{p.engine} is slower than eager: {p.times_eager:.2f}"
+        targets = [
+            Target(f"chain of {length}: auto, times eager", p.times_eager, ">=", _LEAST_TIMES_EAGER)
             for p in curve
-            if p.engine == "auto" and p.times_eager < 0.97
+            if p.engine == "auto"
         ]
-        points = {p.engine: asdict(p) for p in curve}
-        return Found([(f"Chain of {length} small operations", columns, rows)], points, wrong)
+        title, points = f"Chain of {length} small operations", {p.engine: asdict(p) for p in curve}
+        return Found([(title, columns, rows)], points, targets=targets)
 
     return run
 
@@ -336,7 +339,9 @@ def tests(place: Place) -> Found:
     """The tests marked `gpu`, side by side, of the files that have any: others may need what is not installed here."""
     files = [
         str(file)
-        for file in sorted(ROOT.glob("test/**/test_*.py"))
+        for file in sorted(
+            ROOT.glob("test/**/test_*.py"), key=lambda file: (file.stem not in _LONG_TESTS, file)
+        )
         if "mark.gpu" in file.read_text(encoding="utf-8")
     ]
     at_once = min(_MOST_TESTS_AT_ONCE, len(os.sched_getaffinity(0)))
@@ -399,7 +404,7 @@ def overhead(place: Place) -> Found:
 
 
 def _of_ros(place: Place, benchmark: str, *arguments: str) -> Found:
-    """Another benchmark's tables, which go to this part's log, its figures, and the targets that it missed."""
+    """Another benchmark's figures and targets; its tables go to this part's log."""
     file = place.folder / f"ros-{benchmark}.json"
     command = [sys.executable, "-m", f"benchmarks.{benchmark}", "--json", str(file), *arguments]
     with place.alone():
@@ -409,16 +414,14 @@ def _of_ros(place: Place, benchmark: str, *arguments: str) -> Found:
     if not file.exists():
         raise RuntimeError(f"bench {benchmark} ended with {done.returncode} and wrote no JSON")
     said = json.loads(file.read_text(encoding="utf-8"))
-    rows = [
-        (each["what"], each["value"], f"{each['relation']} {each['limit']} {each['unit']}", each["met"])
-        for each in said["targets"]
+    targets = [
+        Target(f"{benchmark}: {what}", math.nan if value is None else value, *limits)
+        for what, value, *limits in (
+            [each[key] for key in ("what", "value", "relation", "limit", "unit")]
+            for each in said["targets"]
+        )
     ]
-    wrong = [
-        f"{what}: {value if value is None else round(value, 4)}, and has to be {limit}"
-        for what, value, limit, met in rows
-        if not met
-    ]
-    return Found([(f"bench {benchmark}", ("", "measured", "target", "met"), rows)], said["figures"], wrong)
+    return Found(figures=said["figures"], targets=targets)
 
 
 def _parts() -> dict[str, Callable[[Place], Found]]:
@@ -461,21 +464,22 @@ class Phase:
     """Parts in the order in which they begin.
 
     Attributes:
-        share: of the time for all; when that has passed none begins, and what is left comes last.
         at_once: how many run side by side.
     """
 
     parts: Sequence[str]
-    share: float = 1.0
     at_once: int = 1
 
 
-_QUIET: Final = ("machine", "steps", "contexts", "cameras", "node", "overhead", "tune-lraspp", "workers")
-"""What only times, or has to be alone: first what was never measured on a quiet machine."""
+_FIRST: Final = ("machine", "steps", "contexts")
+"""Short ones that have to be alone, and were never measured on a quiet machine."""
 _BUILDING: Final = ("tests", "vit", "resnet50-fp16", "lraspp-fp16", "lraspp", "resnet50", "vit-fp16")
+"""All at once: one that times waits for those that build, and would wait once more for each that came later."""
+_ALONE: Final = ("cameras", "tune-lraspp", "node", "overhead", "workers")
+"""Longer ones, one after the other: the time may end between any two."""
 _LAST: Final = (
-    "tune-resnet50",
     "start",
+    "tune-resnet50",
     *(f"chain-{length}" for length in _CHAINS),
     "copies",
     "streams",
@@ -485,18 +489,28 @@ _LAST: Final = (
 )
 """What has been measured before, or takes a minute for one figure."""
 PHASES: Final = (
-    Phase(_QUIET, share=0.5),
-    Phase(_BUILDING, at_once=5),
-    Phase((*_LAST, *_QUIET)),
+    Phase(_FIRST),
+    Phase(_BUILDING, at_once=len(_BUILDING)),
+    Phase((*_ALONE, *_LAST)),
 )
 
 
-_LEAST_S: Final = {**dict.fromkeys(GROUPS["tune"], 90.0), **dict.fromkeys(GROUPS["networks"], 30.0)}
+_LEAST_S: Final = {
+    **dict.fromkeys(GROUPS["tune"], 90.0),
+    **dict.fromkeys(GROUPS["networks"], 30.0),
+    **dict.fromkeys([*ROS_ONLY, "cameras"], 60.0),
+}
+_MOST_S: Final = {"tests": 150.0}  # one test that hangs would have all wait that time
 
 
 def least_s(name: str, device: str) -> float:
     """Seconds without which a part shows nothing on a GPU, so that it does not begin."""
     return 0.0 if device == "cpu" else _LEAST_S.get(name, 0.0)
+
+
+def most_s(name: str, device: str) -> float:
+    """Seconds after which a part is ended on a GPU, so that others can time."""
+    return math.inf if device == "cpu" else _MOST_S.get(name, math.inf)
 
 
 def usual() -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any, Final
 import psutil
 import torch
 
+from benchmarks.rig.report import Target
 from torchperf_ros.engines.device import Device, Timing, choose_device
 
 THREADS: Final = 1
@@ -25,12 +26,14 @@ class Found:
     Attributes:
         tables: title, columns, rows.
         figures: the same by name, for JSON.
-        wrong: what was not as it has to be; empty: all was.
+        wrong: what was not as it has to be, beside targets that were missed; empty: all was.
+        targets: what figures have to be.
     """
 
     tables: list[tuple[str, Sequence[str], list[Sequence[object]]]] = field(default_factory=list)
     figures: dict[str, Any] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
+    targets: list[Target] = field(default_factory=list)
 
 
 class Place:

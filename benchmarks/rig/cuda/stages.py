@@ -17,7 +17,7 @@ from benchmarks.rig.bare_stage import HEIGHT, WIDTH, BareStage, at_pace
 from benchmarks.rig.cuda.adapter import NAMES
 from benchmarks.rig.cuda.networks import ADAPTER, RESNET
 from benchmarks.rig.cuda.place import MIB, THREADS, Found, Place
-from benchmarks.rig.report import say
+from benchmarks.rig.report import Target, say
 from torchperf_ros.api.outcome import Outcome
 from torchperf_ros.settings.config import node_config
 from torchperf_ros.stage.frame import Answer
@@ -307,10 +307,13 @@ def cameras(place: Place, precision: str) -> Found:
     more = ("", "each, Hz", "in time, frames/s", "in time", "p50 ms", "run together")
     found.tables.append(("The ramp", more, steps_of))
     found.figures = {**arms, "times_frames": times, "share_of_memory": share}
-    if place.is_cuda and not times >= _LEAST_TIMES_FRAMES:
-        found.wrong.append(f"{times:.2f} times as many frames in time; at least {_LEAST_TIMES_FRAMES:g}")
-    if place.is_cuda and not share <= _MOST_MEMORY:
-        found.wrong.append(f"{share:.2f} of the memory; at most {_MOST_MEMORY}")
+    if place.is_cuda:
+        found.targets = [
+            Target(
+                f"cameras, {precision}: frames in time, streams / stages", times, ">=", _LEAST_TIMES_FRAMES
+            ),
+            Target(f"cameras, {precision}: memory, streams / stages", share, "<=", _MOST_MEMORY),
+        ]
     return found
 
 
@@ -430,9 +433,12 @@ def _steps_of(
     turns = _STEPS_TURNS if place.is_cuda else 1
     ours: list[Answer] = []
     bare: list[dict[str, float]] = []
+    again: list[dict[str, float]] = []
     marked: list[dict[str, float]] = []
-    with running([stage]), _bare(config) as ask:
+    with _bare(config) as ask, _bare(config) as ask_again, running([stage]):
         with place.alone():
+            for one in (ask, ask_again):
+                one(0.0, False)  # it is ready
             for turn in range(turns):
                 say(f"{engine}, turn {turn + 1} of {turns}")
                 stage.answers.clear()
@@ -440,9 +446,10 @@ def _steps_of(
                 time.sleep(2 / _STEPS_HZ)
                 ours += stage.answers[_FIRST_FRAMES:]
                 bare += ask(slice_s, False)[_FIRST_FRAMES:]
+                again += ask_again(slice_s, False)[_FIRST_FRAMES:]
                 marked += ask(slice_s / 2, True)[_FIRST_FRAMES:]
         words = stage.runs_in()
-    _tell_steps(engine, words, ours, bare, marked, found)
+    _tell_steps(engine, words, ours, {"bare": bare, "bare, once more": again}, marked, found)
     if place.is_cuda and not words.startswith(engine):
         found.wrong.append(f"asked for {engine}, ran in {words}")
 
@@ -451,7 +458,7 @@ def _tell_steps(
     engine: str,
     words: str,
     ours: Sequence[Answer],
-    bare: Sequence[Mapping[str, float]],
+    bare: Mapping[str, Sequence[Mapping[str, float]]],
     marked: Sequence[Mapping[str, float]],
     found: Found,
 ) -> None:
@@ -459,24 +466,38 @@ def _tell_steps(
     names = ("decode_ms", "preprocess_ms", "inference_ms", "postprocess_ms")
     columns: dict[str, Sequence[float]] = {
         "worker, all steps": [answer.steps.total_ms for answer in fresh],
-        "bare, all steps": [each["whole"] for each in bare],
+        **{f"{name}, all steps": [each["whole"] for each in frames] for name, frames in bare.items()},
         **{f"worker: {name[:-3]}": [getattr(a.steps, name) for a in fresh] for name in names},
         "worker: receipt to publish": [answer.total_ms for answer in fresh],
         **{f"bare: {name}": [each[name] for each in marked] for name in (marked[0] if marked else ())},
     }
     figures = {name: _percentiles(values) for name, values in columns.items()}
-    own, other = figures["worker, all steps"], figures["bare, all steps"]
-    ratios = {key: own[key] / other[key] for key in ("p50", "p99")}
-    rows: list[Sequence[object]] = [("worker / bare", len(fresh), ratios["p50"], ratios["p99"])]
+    own, other, same = (figures[f"{name}, all steps"] for name in ("worker", *bare))
+    ratios, alike = ({key: each[key] / other[key] for key in other} for each in (own, same))
+    rows: list[Sequence[object]] = [
+        ("worker / bare", len(fresh), ratios["p50"], ratios["p99"]),
+        # What two processes differ by that do the same.
+        ("bare, once more / bare", len(bare["bare, once more"]), alike["p50"], alike["p99"]),
+    ]
     rows += [(name, len(columns[name]), each["p50"], each["p99"]) for name, each in figures.items()]
     title = f"{RESNET}, {engine} ({words}): steps of a frame at {_STEPS_HZ:g} Hz"
     found.tables.append((title, ("", "frames", "p50 ms", "p99 ms"), rows))
-    found.figures[engine] = {"ratios": ratios, "frames": len(ours), "fresh": len(fresh), **figures}
-    for key, ratio in ratios.items():
-        if not ratio <= _MOST_OF_BARE:
-            found.wrong.append(
-                f"{engine}: steps {ratio:.2f} times the bare loop's ({key}); at most {_MOST_OF_BARE}"
-            )
+    found.figures[engine] = {
+        "ratios": ratios,
+        "alike": alike,
+        "frames": len(ours),
+        "fresh": len(fresh),
+        **figures,
+    }
+    found.targets += [
+        Target(
+            f"steps, {engine}: worker / bare, {key} (bare / bare {alike[key]:.2f})",
+            ratio,
+            "<=",
+            _MOST_OF_BARE,
+        )
+        for key, ratio in ratios.items()
+    ]
 
 
 def _percentiles(values: Sequence[float]) -> dict[str, float]:
@@ -490,7 +511,7 @@ Ask = Callable[[float, bool], list[dict[str, float]]]
 
 @contextmanager
 def _bare(config: Mapping[str, Any]) -> Iterator[Ask]:
-    """A process of `bare_steps`, which is asked for some seconds of frames, with or without marks."""
+    """A process of `bare_steps`, asked for some seconds of frames, with or without marks; the first time it loads."""
     command = [sys.executable, "-m", "benchmarks.rig.cuda.bare_steps", "--config", json.dumps(config)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     stdin, stdout = process.stdin, process.stdout
@@ -510,7 +531,6 @@ def _bare(config: Mapping[str, Any]) -> Iterator[Ask]:
         return frames
 
     try:
-        listen()
         yield ask
     finally:
         stdin.close()
