@@ -2,7 +2,6 @@
 
 import contextlib
 import gc
-import os
 import subprocess
 import sys
 import textwrap
@@ -65,6 +64,17 @@ class Recorded(TorchDispatchMode):
             made.copy_(kernel(*(arg() if callable(arg) else arg for arg in args), **kwargs))
 
 
+@contextlib.contextmanager
+def captured(graph):
+    """As `torch.cuda.graph`, whose end raises as well where an operation was not permitted."""
+    try:
+        with graph:
+            yield
+    finally:
+        if isinstance(sys.exc_info()[1], RuntimeError):
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+
 @pytest.fixture
 def streams(monkeypatch):
     """CUDA's streams and graphs without CUDA: the caller's stream, and which streams wait and are set."""
@@ -74,7 +84,7 @@ def streams(monkeypatch):
     monkeypatch.setattr(cuda, "Stream", lambda _: side)
     monkeypatch.setattr(cuda, "stream", contextlib.nullcontext)
     monkeypatch.setattr(cuda, "CUDAGraph", Recorded)
-    monkeypatch.setattr(cuda, "graph", lambda graph, pool, capture_error_mode: graph)
+    monkeypatch.setattr(cuda, "graph", lambda graph, pool, capture_error_mode: captured(graph))
     monkeypatch.setattr(cuda, "set_stream", current.append)
     return SimpleNamespace(side=side, caller=caller, waits=waits, current=current)
 
@@ -132,12 +142,17 @@ def test_given_cuda_graphs_with_an_engine_when_made_then_it_agrees_with_eager(en
 
 
 @pytest.fixture
-def record(tmp_path):
+def said():
+    return []
+
+
+@pytest.fixture
+def record(tmp_path, said):
     """What is known of one model, as each process finds it anew."""
     folder = tmp_path / "cache"
     tier = BuiltTier(layers(CPU), (torch.zeros(2, 8),), {}, CPU)
     identity = identify(tier, BuildOptions("graph"))
-    return lambda: CaptureRecord(PackageCache(folder, 1 << 20), identity)
+    return lambda: CaptureRecord(PackageCache(folder, 1 << 20), identity, said.append)
 
 
 def fail(record, cause):
@@ -154,40 +169,67 @@ def fail(record, cause):
     ],
 )
 def test_given_a_capture_that_failed_when_another_process_asks_then_it_has_the_reason_unless_memory_lacked(
-    record, cause, why
+    record, said, cause, why
 ):
     assert record().why_not() == ""
-    assert fail(record, cause).is_known is bool(why)
+    error = fail(record, cause)
+    assert (error.is_known, error.lacked) == (bool(why), "" if why else record().key)
     assert record().why_not() == why
+    assert said == [record().key, ""]  # for the parent, which would see this process die in between
 
 
-def die_capturing(record):
-    if not (pid := os.fork()):
-        with record().trying():
-            os._exit(9)
-    os.waitpid(pid, 0)
+def see_die(record, tmp_path):
+    return PackageCache(tmp_path / "cache", 0).keep_uncapturable(record().key)
 
 
-def test_given_processes_that_died_of_a_capture_when_another_asks_then_one_may_be_chance_and_two_are_not(
-    record,
+def test_given_processes_that_were_seen_to_die_of_a_capture_when_another_asks_then_one_may_be_chance_and_two_are_not(
+    record, tmp_path
 ):
-    die_capturing(record)
+    assert see_die(record, tmp_path)
+    for pid in (2**22 + 1, 2**22 + 2):  # what an earlier version has left of processes whose node had ended
+        (tmp_path / "cache" / f"{record().key}.{pid}.capturing").touch()
     assert record().why_not() == ""
-    die_capturing(record)
+    see_die(record, tmp_path)
     assert record().why_not() == "2 processes have died while they captured it"
 
 
 def test_given_a_process_that_died_when_the_next_captures_then_the_death_is_forgotten(record, tmp_path):
-    die_capturing(record)
+    see_die(record, tmp_path)
     with record().trying():
         pass
-    die_capturing(record)
+    see_die(record, tmp_path)
     assert record().why_not() == ""
     (left,) = tmp_path.rglob("*.capturing")
     left.unlink()
     left.mkdir()
     with record().trying():  # what another user has left cannot be removed, and is no failure
         pass
+
+
+@pytest.mark.parametrize("when", [1, 4])  # as it warms up, and as it is captured
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("API call failed"), ""]
+)
+def test_given_too_little_memory_of_any_kind_when_captured_then_nothing_is_known_and_there_may_be_more_the_next_time(
+    streams, monkeypatch, record, error, when
+):
+    calls = []
+
+    def model(x):
+        calls.append(1)
+        if len(calls) == when:
+            raise error or RuntimeError(
+                "CUDA error: out of memory"
+            )  # as of what the driver itself allocates
+        return x
+
+    # The allocator's count: an error of a package names no memory.
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda _: {"num_ooms": len(calls) >= when})
+    with pytest.raises(CaptureFailed) as caught:
+        GraphReplay(model, (torch.ones(3),), record())
+    assert (caught.value.lacked, record().why_not()) == (record().key, "")
+    assert isinstance(caught.value.__cause__, torch.OutOfMemoryError)
+    assert streams.current == [streams.caller]
 
 
 def test_given_another_driver_when_a_capture_had_failed_then_it_is_tried_again(record, monkeypatch):

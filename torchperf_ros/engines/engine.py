@@ -15,12 +15,11 @@ import traceback
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import psutil
 import torch
 from torch.utils import _pytree as pytree
 
@@ -37,8 +36,7 @@ from torchperf_ros.settings.build_options import (
     STATIC_ENGINE,
     BuildOptions,
 )
-from torchperf_ros.settings.files import make_private
-from torchperf_ros.workers.package_cache import CAPTURE_FAILED, CAPTURING, PackageCache, unquoted_path
+from torchperf_ros.workers.package_cache import PackageCache, unquoted_path
 from torchperf_ros.workers.package_manifest import Identity
 
 if TYPE_CHECKING:
@@ -46,8 +44,6 @@ if TYPE_CHECKING:
 
 
 _CAPTURE_WARM_UP_RUNS = 3
-# One process may have been killed by somebody else at just that time.
-_MOST_DEATHS = 2
 _OF_TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 
 
@@ -62,9 +58,10 @@ class CaptureFailed(TorchperfError):
 
     Attributes:
         is_known: the next process finds it in the cache by itself.
+        lacked: the key of what had not enough memory, which is not kept: there may be enough the next time.
     """
 
-    is_known = False
+    is_known, lacked = False, ""
 
 
 # It is there where torch has been built for CUDA.
@@ -74,48 +71,37 @@ _driver_version: Callable[[], int] = getattr(torch._C, "_cuda_getDriverVersion",
 class CaptureRecord:
     """What is known of capturing one model, on disk beside the packages."""
 
-    def __init__(self, cache: PackageCache, identity: Identity) -> None:
-        """Take the cache and what the model, as it is captured, is kept under, with the driver's version."""
-        self._folder, self._key = cache.folder, f"{identity.key}-{_driver_version()}"
-        self._failed = self._folder / f"{self._key}{CAPTURE_FAILED}"
+    def __init__(
+        self, cache: PackageCache, identity: Identity, say: Callable[[str], None] = lambda _: None
+    ) -> None:
+        """Take the cache and what the model, as it is captured, is kept under, with the driver's version.
+
+        `say` takes the key when a capture begins, and "" when it is over, for the parent, which notes the
+        death of a process in between.
+        """
+        self._cache, self._say = cache, say
+        self.key = f"{identity.key}-{_driver_version()}"
 
     def why_not(self) -> str:
         """Why it cannot be captured, as an earlier process has found out; empty: nothing is known."""
-        with suppress(OSError):
-            return self._failed.read_text(encoding="utf-8", errors="replace")
-        deaths = [path for path in self._begun() if not psutil.pid_exists(int(path.name.split(".")[1]))]
-        return (
-            f"{len(deaths)} processes have died while they captured it"
-            if len(deaths) >= _MOST_DEATHS
-            else ""
-        )
+        return self._cache.uncapturable(self.key).get(self.key, "")
 
     @contextmanager
     def trying(self) -> Iterator[None]:
-        """Context in which the model is captured. Keeps that it failed, or that this process died of it."""
-        begun = self._folder / f"{self._key}.{os.getpid()}{CAPTURING}"
-        with suppress(OSError):  # a folder of somebody else's: nothing is kept
-            make_private(self._folder)
-            begun.touch()
+        """Context in which the model is captured. Keeps that it failed."""
+        self._say(self.key)
         try:
             yield
         except CaptureFailed as error:
-            # There may be enough memory the next time.
-            if not isinstance(error.__cause__, torch.OutOfMemoryError):
-                with suppress(OSError):
-                    self._failed.write_text(str(error), encoding="utf-8")
-                    error.is_known = True
+            if isinstance(error.__cause__, torch.OutOfMemoryError):
+                error.lacked = self.key
+            else:
+                error.is_known = self._cache.keep_uncapturable(self.key, str(error))
             raise
         else:
-            with suppress(OSError):  # what a process of somebody else has left
-                for path in self._begun():
-                    path.unlink()
+            self._cache.forget_findings(self.key)
         finally:
-            with suppress(OSError):
-                begun.unlink()
-
-    def _begun(self) -> list[Path]:
-        return list(self._folder.glob(f"{self._key}.*{CAPTURING}"))
+            self._say("")
 
 
 class _ReadTensors(SeesOperations):
@@ -213,34 +199,57 @@ def _capture(
     inputs: Inputs,
     pool: Any,  # noqa: ANN401
 ) -> tuple[torch.cuda.CUDAGraph, Any, list[torch.Tensor]]:
-    device, kept = inputs[0].device, _ReadTensors()
+    device, kept, raised = inputs[0].device, _ReadTensors(), list[Exception]()
     caller, side = torch.cuda.current_stream(device), torch.cuda.Stream(device)
-    side.wait_stream(caller)
-    with torch.cuda.stream(side):
-        for _ in range(_CAPTURE_WARM_UP_RUNS - 1):
-            call(*inputs)
-        # The last one: a part that the user has compiled would be compiled anew while one looks on.
-        with kept:
-            plain = _plain_values(call(*inputs))
-    caller.wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
+    refused, graph = _refused_memory(device), None
     try:
+        side.wait_stream(caller)
+        with torch.cuda.stream(side):
+            for _ in range(_CAPTURE_WARM_UP_RUNS - 1):
+                call(*inputs)
+            # The last one: a part that the user has compiled would be compiled anew while one looks on.
+            with kept:
+                plain = _plain_values(call(*inputs))
+        caller.wait_stream(side)
+        refused, graph = _refused_memory(device), torch.cuda.CUDAGraph()
         # what the collector frees may call the driver, which ends a capture; so may other threads, hence
         # the mode
         with (
             no_garbage_collection(collects=False),
             torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"),
+            _noting(raised),
         ):
             outputs = call(*inputs)
-    except Exception as error:
+    except Exception as ended:
+        # Of a capture that has failed, its end raises as well.
+        error = raised[0] if raised else ended
+        lacks_memory = "out of memory" in str(error) or _refused_memory(device) > refused
+        if graph is None and not lacks_memory:
+            raise
         torch.cuda.set_stream(caller)
         text = f"it cannot be captured as a CUDA graph: {_place(error)}{type(error).__name__}: {error}"
-        raise CaptureFailed(text.splitlines()[0]) from error
+        # Libraries and packages raise errors of other kinds for want of memory.
+        cause = torch.OutOfMemoryError(str(error)) if lacks_memory else error
+        raise CaptureFailed(text.splitlines()[0]) from cause
     if holds_lazy(outputs) or _plain_values(outputs) != plain:
         raise EngineUnavailable(
             "no CUDA graph: its outputs hold a generator, or a plain value that is another at each call"
         )
     return graph, outputs, [tensor for seen in kept.seen if (tensor := seen()) is not None]
+
+
+@contextmanager
+def _noting(raised: list[Exception]) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raised.append(error)
+        raise
+
+
+def _refused_memory(device: torch.device) -> int:
+    """How often the allocator had not enough memory."""
+    return int(torch.cuda.memory_stats(device).get("num_ooms", 0))
 
 
 def _plain_values(outputs: Any) -> tuple[str, list[Any]]:  # noqa: ANN401 - a model may return anything
