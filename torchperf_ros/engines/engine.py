@@ -27,7 +27,14 @@ from torchperf_ros.api.errors import ConfigError, TorchperfError
 from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs
 from torchperf_ros.engines.device import no_garbage_collection
 from torchperf_ros.engines.model_transforms import matrix_precision, transform
-from torchperf_ros.engines.outputs import SeesOperations, holds_lazy, layout_of, leaves_in
+from torchperf_ros.engines.outputs import (
+    SeesOperations,
+    holds_lazy,
+    in_new_memory,
+    layout_of,
+    leaves_in,
+    mapped,
+)
 from torchperf_ros.engines.parity import DynamicDims
 from torchperf_ros.settings.build_options import (
     GRAPH,
@@ -43,7 +50,6 @@ if TYPE_CHECKING:
     from torchperf_ros.engines.package import Package
 
 
-_CAPTURE_WARM_UP_RUNS = 3
 _OF_TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 
 
@@ -104,12 +110,16 @@ class CaptureRecord:
             self._say("")
 
 
-class _ReadTensors(SeesOperations):
-    """Notes which tensors of a run are there when it is over: weights, and tables that the model keeps."""
+class _Run(SeesOperations):
+    """Notes a run's operations, with the numbers that they are given.
+
+    Also which tensors are there when it is over: weights, and tables that the model keeps.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.seen = list[weakref.ref[torch.Tensor]]()
+        self.operations = list[str]()
 
     def __torch_dispatch__(
         self,
@@ -119,11 +129,10 @@ class _ReadTensors(SeesOperations):
         kwargs: Any = None,  # noqa: ANN401
     ) -> Any:  # noqa: ANN401
         outputs = func(*args, **(kwargs or {}))
-        self.seen += [
-            weakref.ref(leaf)
-            for leaf in pytree.tree_leaves((args, kwargs, outputs))
-            if isinstance(leaf, torch.Tensor)
-        ]
+        given, made = pytree.tree_leaves((args, kwargs)), pytree.tree_leaves(outputs)
+        self.seen += [weakref.ref(leaf) for leaf in given + made if isinstance(leaf, torch.Tensor)]
+        numbers = [leaf for leaf in given if isinstance(leaf, (int, float, complex))]
+        self.operations.append(f"{func}{numbers}")
         return outputs
 
 
@@ -132,8 +141,8 @@ class GraphReplay:
 
     On others it calls the model itself.
 
-    The outputs are the graph's own memory: the next call writes to them (CUDA graphs, PyTorch notes on CUDA
-    semantics). A model that waits for the device, or changes what it does with the values of its inputs,
+    The graph's outputs are its own memory, which the next call writes to (CUDA graphs, PyTorch notes on CUDA
+    semantics). Each call gives copies, which belong to the caller, as eager's outputs do. A model that waits for the device, or changes what it does with the values of its inputs,
     cannot be captured.
     """
 
@@ -187,7 +196,7 @@ class GraphReplay:
         for own, given in zip(kept, inputs, strict=True):
             own.copy_(given, non_blocking=True)
         replay()
-        return outputs
+        return in_new_memory(outputs)
 
 
 def _key(inputs: Inputs) -> object:
@@ -199,17 +208,17 @@ def _capture(
     inputs: Inputs,
     pool: Any,  # noqa: ANN401
 ) -> tuple[torch.cuda.CUDAGraph, Any, list[torch.Tensor]]:
-    device, kept, raised = inputs[0].device, _ReadTensors(), list[Exception]()
+    device, runs, raised = inputs[0].device, (_Run(), _Run()), list[Exception]()
     caller, side = torch.cuda.current_stream(device), torch.cuda.Stream(device)
     refused, graph = _refused_memory(device), None
     try:
         side.wait_stream(caller)
         with torch.cuda.stream(side):
-            for _ in range(_CAPTURE_WARM_UP_RUNS - 1):
-                call(*inputs)
-            # The last one: a part that the user has compiled would be compiled anew while one looks on.
-            with kept:
-                plain = _plain_values(call(*inputs))
+            call(*inputs)
+            # The last ones: a part that the user has compiled would be compiled anew while one looks on.
+            for run in runs:
+                with run:
+                    plain = _plain_values(call(*inputs))
         caller.wait_stream(side)
         refused, graph = _refused_memory(device), torch.cuda.CUDAGraph()
         # what the collector frees may call the driver, which ends a capture; so may other threads, hence
@@ -235,7 +244,15 @@ def _capture(
         raise EngineUnavailable(
             "no CUDA graph: its outputs hold a generator, or a plain value that is another at each call"
         )
-    return graph, outputs, [tensor for seen in kept.seen if (tensor := seen()) is not None]
+    before, after = (run.operations for run in runs)
+    if before != after:
+        found = next((one for one, other in zip(before, after, strict=False) if one != other), "")
+        raise EngineUnavailable(
+            f"no CUDA graph: on the same inputs it computes otherwise at each call: {found}"
+        )
+    # A model may fill the same dict or list at each call.
+    outputs = mapped(outputs, lambda leaf: leaf)
+    return graph, outputs, [tensor for seen in runs[1].seen if (tensor := seen()) is not None]
 
 
 @contextmanager
