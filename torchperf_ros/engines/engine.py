@@ -226,12 +226,14 @@ def _capture(
         with (
             no_garbage_collection(collects=False),
             torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"),
-            _noting(raised),
         ):
-            outputs = call(*inputs)
+            try:
+                outputs = call(*inputs)
+            except Exception as first:
+                raised.append(first)  # the end of a capture that has failed raises as well
+                raise
     except Exception as ended:
-        # Of a capture that has failed, its end raises as well.
-        error = raised[0] if raised else ended
+        error = (*raised, ended)[0]
         lacks_memory = "out of memory" in str(error) or _refused_memory(device) > refused
         if graph is None and not lacks_memory:
             raise
@@ -253,15 +255,6 @@ def _capture(
     # A model may fill the same dict or list at each call.
     outputs = mapped(outputs, lambda leaf: leaf)
     return graph, outputs, [tensor for seen in runs[1].seen if (tensor := seen()) is not None]
-
-
-@contextmanager
-def _noting(raised: list[Exception]) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        raised.append(error)
-        raise
 
 
 def _refused_memory(device: torch.device) -> int:
@@ -354,6 +347,8 @@ def finished(
         else matrix_precision("tf32", device)(runner.call)
     )
     if not options.is_captured:
+        if device.type == "cuda" and options != options.without_graphs():  # torch.compile's own graphs
+            return replace(runner, call=lambda *inputs: in_new_memory(call(*inputs)))
         return replace(runner, call=call)
     if device.type != "cuda":
         raise ConfigError(
