@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import itertools
 import subprocess
 import sys
 import textwrap
@@ -289,8 +290,45 @@ def test_given_a_model_that_gives_up_its_table_for_another_size_when_replayed_th
             torch.testing.assert_close(replay(frame), Tabled()(frame))
 
 
+class Reusing(torch.nn.Module):
+    """Fills the same dict at each call, and gives what it was given."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = {}
+
+    def forward(self, x):
+        self.found |= {"y": x * 2.0, "x": x, "pair": SimpleNamespace(sum=x.sum())}
+        return self.found
+
+
+@pytest.mark.usefixtures("streams")
+def test_given_outputs_that_are_kept_and_changed_when_replayed_then_each_frame_has_its_own_as_in_eager():
+    net, kept = Reusing(), []
+    with torch.inference_mode():
+        replay = GraphReplay(net, (torch.zeros(2, 8),))
+        for _ in range(3):
+            frame = torch.randn(2, 8)
+            net(torch.zeros(2, 8))  # as eager runs in between
+            found, expected = replay(frame), Reusing()(frame)
+            parts = [found["y"][1:].numpy(), found["x"].detach(), found.pop("pair").sum]
+            kept.append((parts, [expected["y"][1:].numpy(), frame, frame.sum()]))
+            found["more"] = 1
+    for parts, expected in kept:
+        for part, wanted in zip(parts, expected, strict=True):
+            torch.testing.assert_close(part, wanted)
+
+
 def times(x):
     return x * 2.0, time.monotonic()
+
+
+def aged(x):
+    return x * time.monotonic()
+
+
+def turned(x, turns=itertools.count()):  # noqa: B008
+    return x.neg() if next(turns) % 2 else x.abs()
 
 
 def rows(x):
@@ -298,12 +336,20 @@ def rows(x):
 
 
 @pytest.mark.usefixtures("streams")
-@pytest.mark.parametrize("model", [times, rows])
-def test_given_outputs_beside_tensors_that_a_graph_would_repeat_when_captured_then_eager_has_to_run(
-    model, record
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        (times, "its outputs hold a generator, or a plain value that"),
+        (rows, "its outputs hold a generator, or a plain value that"),
+        (aged, r"it computes otherwise at each call: aten.mul.Tensor\["),
+        (turned, "it computes otherwise at each call: aten.(abs|neg)"),
+    ],
+)
+def test_given_what_a_graph_would_repeat_though_a_model_does_not_when_captured_then_eager_has_to_run(
+    model, why, record
 ):
     for _ in range(2):  # nothing is kept, as nothing is broken
-        with pytest.raises(EngineUnavailable, match="its outputs hold a generator, or a plain value that"):
+        with pytest.raises(EngineUnavailable, match=why):
             GraphReplay(model, (torch.zeros(2, 8),), record())
         assert record().why_not() == ""
 

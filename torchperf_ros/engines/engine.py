@@ -142,8 +142,8 @@ class GraphReplay:
     On others it calls the model itself.
 
     The graph's outputs are its own memory, which the next call writes to (CUDA graphs, PyTorch notes on CUDA
-    semantics). Each call gives copies, which belong to the caller, as eager's outputs do. A model that waits for the device, or changes what it does with the values of its inputs,
-    cannot be captured.
+    semantics). Each call gives copies, which belong to the caller, as eager's outputs do. A model that waits
+    for the device, or changes what it does with the values of its inputs, cannot be captured.
     """
 
     def __init__(self, call: Call, example: Inputs, record: CaptureRecord | None = None) -> None:
