@@ -2,7 +2,7 @@
 
 import contextlib
 import gc
-import os
+import itertools
 import subprocess
 import sys
 import textwrap
@@ -65,6 +65,17 @@ class Recorded(TorchDispatchMode):
             made.copy_(kernel(*(arg() if callable(arg) else arg for arg in args), **kwargs))
 
 
+@contextlib.contextmanager
+def captured(graph):
+    """As `torch.cuda.graph`, whose end raises as well where an operation was not permitted."""
+    try:
+        with graph:
+            yield
+    finally:
+        if isinstance(sys.exc_info()[1], RuntimeError):
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+
 @pytest.fixture
 def streams(monkeypatch):
     """CUDA's streams and graphs without CUDA: the caller's stream, and which streams wait and are set."""
@@ -74,7 +85,7 @@ def streams(monkeypatch):
     monkeypatch.setattr(cuda, "Stream", lambda _: side)
     monkeypatch.setattr(cuda, "stream", contextlib.nullcontext)
     monkeypatch.setattr(cuda, "CUDAGraph", Recorded)
-    monkeypatch.setattr(cuda, "graph", lambda graph, pool, capture_error_mode: graph)
+    monkeypatch.setattr(cuda, "graph", lambda graph, pool, capture_error_mode: captured(graph))
     monkeypatch.setattr(cuda, "set_stream", current.append)
     return SimpleNamespace(side=side, caller=caller, waits=waits, current=current)
 
@@ -132,12 +143,17 @@ def test_given_cuda_graphs_with_an_engine_when_made_then_it_agrees_with_eager(en
 
 
 @pytest.fixture
-def record(tmp_path):
+def said():
+    return []
+
+
+@pytest.fixture
+def record(tmp_path, said):
     """What is known of one model, as each process finds it anew."""
     folder = tmp_path / "cache"
     tier = BuiltTier(layers(CPU), (torch.zeros(2, 8),), {}, CPU)
     identity = identify(tier, BuildOptions("graph"))
-    return lambda: CaptureRecord(PackageCache(folder, 1 << 20), identity)
+    return lambda: CaptureRecord(PackageCache(folder, 1 << 20), identity, said.append)
 
 
 def fail(record, cause):
@@ -154,40 +170,67 @@ def fail(record, cause):
     ],
 )
 def test_given_a_capture_that_failed_when_another_process_asks_then_it_has_the_reason_unless_memory_lacked(
-    record, cause, why
+    record, said, cause, why
 ):
     assert record().why_not() == ""
-    assert fail(record, cause).is_known is bool(why)
+    error = fail(record, cause)
+    assert (error.is_known, error.lacked) == (bool(why), "" if why else record().key)
     assert record().why_not() == why
+    assert said == [record().key, ""]  # for the parent, which would see this process die in between
 
 
-def die_capturing(record):
-    if not (pid := os.fork()):
-        with record().trying():
-            os._exit(9)
-    os.waitpid(pid, 0)
+def see_die(record, tmp_path):
+    return PackageCache(tmp_path / "cache", 0).keep_uncapturable(record().key)
 
 
-def test_given_processes_that_died_of_a_capture_when_another_asks_then_one_may_be_chance_and_two_are_not(
-    record,
+def test_given_processes_that_were_seen_to_die_of_a_capture_when_another_asks_then_one_may_be_chance_and_two_are_not(
+    record, tmp_path
 ):
-    die_capturing(record)
+    assert see_die(record, tmp_path)
+    for pid in (2**22 + 1, 2**22 + 2):  # what an earlier version has left of processes whose node had ended
+        (tmp_path / "cache" / f"{record().key}.{pid}.capturing").touch()
     assert record().why_not() == ""
-    die_capturing(record)
+    see_die(record, tmp_path)
     assert record().why_not() == "2 processes have died while they captured it"
 
 
 def test_given_a_process_that_died_when_the_next_captures_then_the_death_is_forgotten(record, tmp_path):
-    die_capturing(record)
+    see_die(record, tmp_path)
     with record().trying():
         pass
-    die_capturing(record)
+    see_die(record, tmp_path)
     assert record().why_not() == ""
     (left,) = tmp_path.rglob("*.capturing")
     left.unlink()
     left.mkdir()
     with record().trying():  # what another user has left cannot be removed, and is no failure
         pass
+
+
+@pytest.mark.parametrize("when", [1, 4])  # as it warms up, and as it is captured
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("API call failed"), ""]
+)
+def test_given_too_little_memory_of_any_kind_when_captured_then_nothing_is_known_and_there_may_be_more_the_next_time(
+    streams, monkeypatch, record, error, when
+):
+    calls = []
+
+    def model(x):
+        calls.append(1)
+        if len(calls) == when:
+            raise error or RuntimeError(
+                "CUDA error: out of memory"
+            )  # as of what the driver itself allocates
+        return x
+
+    # The allocator's count: an error of a package names no memory.
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda _: {"num_ooms": len(calls) >= when})
+    with pytest.raises(CaptureFailed) as caught:
+        GraphReplay(model, (torch.ones(3),), record())
+    assert (caught.value.lacked, record().why_not()) == (record().key, "")
+    assert isinstance(caught.value.__cause__, torch.OutOfMemoryError)
+    assert streams.current == [streams.caller]
 
 
 def test_given_another_driver_when_a_capture_had_failed_then_it_is_tried_again(
@@ -199,7 +242,7 @@ def test_given_another_driver_when_a_capture_had_failed_then_it_is_tried_again(
     driver.write_text("580.159.03\n")
     assert record().why_not() == ""
     for _ in range(2):
-        die_capturing(record)
+        see_die(record, tmp_path)
     assert record().why_not().startswith("2 processes")
 
 
@@ -254,8 +297,45 @@ def test_given_a_model_that_gives_up_its_table_for_another_size_when_replayed_th
             torch.testing.assert_close(replay(frame), Tabled()(frame))
 
 
+class Reusing(torch.nn.Module):
+    """Fills the same dict at each call, and gives what it was given."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = {}
+
+    def forward(self, x):
+        self.found |= {"y": x * 2.0, "x": x, "pair": SimpleNamespace(sum=x.sum())}
+        return self.found
+
+
+@pytest.mark.usefixtures("streams")
+def test_given_outputs_that_are_kept_and_changed_when_replayed_then_each_frame_has_its_own_as_in_eager():
+    net, kept = Reusing(), []
+    with torch.inference_mode():
+        replay = GraphReplay(net, (torch.zeros(2, 8),))
+        for _ in range(3):
+            frame = torch.randn(2, 8)
+            net(torch.zeros(2, 8))  # as eager runs in between
+            found, expected = replay(frame), Reusing()(frame)
+            parts = [found["y"][1:].numpy(), found["x"].detach(), found.pop("pair").sum]
+            kept.append((parts, [expected["y"][1:].numpy(), frame, frame.sum()]))
+            found["more"] = 1
+    for parts, expected in kept:
+        for part, wanted in zip(parts, expected, strict=True):
+            torch.testing.assert_close(part, wanted)
+
+
 def times(x):
     return x * 2.0, time.monotonic()
+
+
+def aged(x):
+    return x * time.monotonic()
+
+
+def turned(x, turns=itertools.count()):  # noqa: B008
+    return x.neg() if next(turns) % 2 else x.abs()
 
 
 def rows(x):
@@ -263,12 +343,20 @@ def rows(x):
 
 
 @pytest.mark.usefixtures("streams")
-@pytest.mark.parametrize("model", [times, rows])
-def test_given_outputs_beside_tensors_that_a_graph_would_repeat_when_captured_then_eager_has_to_run(
-    model, record
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        (times, "its outputs hold a generator, or a plain value that"),
+        (rows, "its outputs hold a generator, or a plain value that"),
+        (aged, r"it computes otherwise at each call: aten.mul.Tensor\["),
+        (turned, "it computes otherwise at each call: aten.(abs|neg)"),
+    ],
+)
+def test_given_what_a_graph_would_repeat_though_a_model_does_not_when_captured_then_eager_has_to_run(
+    model, why, record
 ):
     for _ in range(2):  # nothing is kept, as nothing is broken
-        with pytest.raises(EngineUnavailable, match="its outputs hold a generator, or a plain value that"):
+        with pytest.raises(EngineUnavailable, match=why):
             GraphReplay(model, (torch.zeros(2, 8),), record())
         assert record().why_not() == ""
 

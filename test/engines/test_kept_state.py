@@ -125,6 +125,15 @@ def test_given_a_table_that_changes_no_answer_when_asked_then_it_stays_and_is_no
     assert model.kept is not None
 
 
+def test_given_what_each_call_changes_when_no_answer_happens_to_show_it_then_it_is_as_the_build_gave_it():
+    model = Keeping(False, lambda m, x: setattr(m, "kept", not m.kept) or 1.0 + m.kept)
+    kept = KeptState(model)
+    for _ in range(2):
+        model(FIRST)
+    assert depends_on_state(model, kept, (FIRST,), model(FIRST)) == []
+    assert not kept.has_changed
+
+
 def test_given_a_count_that_is_an_output_by_itself_when_asked_then_the_answer_depends_on_it():
     model = Keeping(0, lambda m, x: setattr(m, "kept", m.kept + 1) or 0.0)
     kept, counting = KeptState(model), lambda x: (model(x), model.kept)

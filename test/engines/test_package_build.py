@@ -8,13 +8,16 @@ import subprocess
 import sys
 import time
 import zipfile
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from torchperf_ros.api.adapter import load_adapter
-from torchperf_ros.engines.engine import prepare_inductor
+from torchperf_ros.engines import package, package_build
+from torchperf_ros.engines.engine import CaptureFailed, prepare_inductor
 from torchperf_ros.engines.file_engines import (
     build_package,
     check_linked,
@@ -22,9 +25,10 @@ from torchperf_ros.engines.file_engines import (
     lays_out_images,
     load_package,
 )
-from torchperf_ros.engines.fingerprint import machine_facts
+from torchperf_ros.engines.fingerprint import identify, machine_facts
 from torchperf_ros.engines.package_engine import Built, export
 from torchperf_ros.engines.parity import check_engine
+from torchperf_ros.settings.build_options import BuildOptions
 from torchperf_ros.settings.files import exposed
 from torchperf_ros.workers.package_manifest import PackageError, check_package
 
@@ -204,7 +208,8 @@ def test_given_images_on_cuda_then_two_variants_are_built_where_inductor_does_no
 
 _ASKED = """
 import sys, torch
-from torchperf_ros.engines.engine import prepare_inductor
+from torchperf_ros.engines import package, package_build
+from torchperf_ros.engines.engine import CaptureFailed, prepare_inductor
 from torch._inductor import config, cpu_vec_isa
 started = []
 sys.addaudithook(lambda event, given: event == "subprocess.Popen" and started.append(given))
@@ -372,3 +377,42 @@ def test_given_a_torch_below_a_folder_with_a_space_when_linked_then_it_is_named_
     assert " " not in named + cpp_builder._LINKER_SCRIPT
     for link in (named, cpp_builder._LINKER_SCRIPT):
         Path(link).unlink()
+
+
+def test_given_too_little_memory_to_capture_when_auto_chooses_then_the_others_are_judged_and_a_command_tries_again(
+    tmp_path, monkeypatch
+):
+    eager, make, tried, is_short = BuildOptions(), package_build.make_runner, [], [True]
+    ways = {"eager": eager, "graph": BuildOptions("graph"), "other": replace(eager, channels_last=True)}
+
+    def made(tier, options, record=None):
+        with record.trying() if record else nullcontext():
+            tried.extend([record] if record else [])
+            if record and is_short[0]:
+                raise CaptureFailed("no memory") from torch.OutOfMemoryError()
+        return make(tier, eager)
+
+    monkeypatch.setattr(package_build, "ways_of", lambda *of: (ways, identify(*of)))
+    monkeypatch.setattr(package_build, "make_runner", made)
+    monkeypatch.setattr(package, "_ROUNDS", 1)
+    values = job(tmp_path, build=[BuildOptions("auto").as_dict()], background=True, options={"plain": True})
+    with pytest.raises(CaptureFailed) as caught:  # its process ends; the next one is handed that
+        build(values)
+    lacked = {caught.value.lacked: str(caught.value)}
+
+    def choice(**more):
+        said, good = build(values | more)
+        (found,) = [message for message in said if message["kind"] == "built"]
+        assert good
+        return found["new"], found["choice"]
+
+    is_new, words = choice(lacked=lacked)
+    assert is_new
+    assert "other" in words
+    assert "; left out: graph: no memory; `torchperf compile` tries it again" in words
+    assert choice() == (False, words)  # at the next start, beside workers: it is remembered
+    assert len(tried) == 1
+    is_short[0] = False
+    is_new, words = choice(background=False)
+    assert (is_new, "left out" in words, len(tried)) == (True, False, 2)
+    assert choice(background=False) == (False, words)

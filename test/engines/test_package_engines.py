@@ -103,6 +103,10 @@ def test_given_another_engines_package_when_named_by_the_user_then_its_manifest_
     runner = users_package(package, None, CPU, example, DIMS)
     assert (runner.package.engine.name, runner.static) == (engine, False)
     check_engine(adapters.Compiled({}, CPU).build("full").eval(), runner.call, example, {}, "fp32")
+    kept = runner.call(*example)["scores"]
+    before = kept.clone()
+    runner.call(*random_inputs(example, 1))
+    assert torch.equal(kept, before)  # the caller's own, as eager's are
 
 
 def test_given_a_file_that_the_library_cannot_load_then_the_file_and_the_library_are_named(

@@ -65,7 +65,7 @@ class Played:
     """In the place of a compile process: says what the test wants."""
 
     def __init__(self):
-        self.jobs, self.says, self.reason, self.closed = [], [], "", 0
+        self.jobs, self.says, self.reason, self.closed, self.dies = [], [], "", 0, False
 
     def __call__(self, job, *, background):
         assert not background
@@ -77,6 +77,9 @@ class Played:
 
     def death_reason(self):
         return self.reason
+
+    def died_capturing(self):
+        return bool(self.jobs) and self.dies and len(self.jobs) == 1
 
     def close(self):
         self.closed += 1
@@ -257,21 +260,21 @@ def test_given_a_tier_that_fails_then_the_others_are_shown_the_status_is_1_and_j
     )
 
 
+@pytest.mark.parametrize("dies", [True, False])
 def test_given_a_process_that_ends_for_what_it_found_out_when_compiled_then_the_next_does_what_is_left(
-    process, tmp_path
+    process, tmp_path, dies
 ):
-    first = [
-        tier("full"),
-        built("full"),
-        tier("fast", 2),
-        {"kind": "again", "text": "it cannot be captured"},
-    ]
+    first = [tier("full"), built("full"), tier("fast", 2)]
+    process.dies = dies
+    if not dies:
+        first.append({"kind": "again", "text": "it cannot be captured", "lacked": "key"})
     turns = iter([first, [tier("full"), built("full", new=False), tier("fast", 2), built("fast")]])
     process.messages = lambda: iter(next(turns))
     result = compiled("--tiers", "full,fast", "--force", "--json", tmp_path / "built.json")
     assert result.exit_code == 0, result.output
     assert [job["force"] for job in process.jobs] == [True, False]
-    assert "it cannot be captured; it goes on without that" in " ".join(result.output.split())
+    assert dies or process.jobs[1]["lacked"] == {"key": "it cannot be captured"}
+    assert dies or "it cannot be captured; it goes on without that" in " ".join(result.output.split())
     found = json.loads((tmp_path / "built.json").read_text())
     assert [(each["tier"], each["new"]) for each in found] == [("full", True), ("fast", True)]
     assert process.closed == 2

@@ -7,6 +7,7 @@ import select
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -266,6 +267,14 @@ sys.stdin.read()
 SETUP = WorkerSetup("tested", "a:B", {}, ("full", "fast"), (BuildOptions(),) * 2, ("", ""), (0, 1), (1, -1))
 
 
+SAYS = """
+import json, os, signal, sys, time
+news, job = int(sys.argv[1]), json.loads(sys.stdin.readline())
+def say(**message):
+    os.write(news, json.dumps(message).encode() + b"\\n")
+"""
+
+
 @pytest.fixture
 def build(modules, monkeypatch):
     """Have a program stand in for the compiler; gives the builder, what it tells, and its process."""
@@ -274,12 +283,10 @@ def build(modules, monkeypatch):
     )
     made = []
 
-    def make(program):
-        (modules / "pretend_main.py").write_text(
-            f"import os, sys, time\nnews = int(sys.argv[1])\n{program}"
-        )
+    def make(program, setup=SETUP):
+        (modules / "pretend_main.py").write_text(f"{SAYS}{program}")
         told = []
-        builder = PackageBuilder(SETUP, told.append, told.append)
+        builder = PackageBuilder(setup, told.append, told.append)
         made.append(builder)
         builder.want(["full"])
         return builder, told, builder.process
@@ -339,8 +346,6 @@ def test_given_a_process_that_ends_for_what_it_has_found_out_when_listened_to_th
     """A capture that fails leaves torch unusable; the next process knows of it and does not try."""
     known = tmp_path / "known"
     builder, told, process = build(
-        "import json\n"
-        "def say(**message):\n    os.write(news, json.dumps(message).encode() + b'\\n')\n"
         f"if not os.path.exists({str(known)!r}):\n"
         f"    open({str(known)!r}, 'w').close()\n"
         "    say(kind='again', text='it cannot be captured')\n"
@@ -352,3 +357,41 @@ def test_given_a_process_that_ends_for_what_it_has_found_out_when_listened_to_th
     assert told == ["full"]
     wait_until(lambda: listen(builder) or builder.process is None, lambda: "its end")
     assert (told, builder.progress) == (["full"], "")
+
+
+def test_given_what_lacked_memory_when_listened_to_then_the_next_process_is_handed_it_and_it_is_counted(
+    build,
+):
+    builder, told, _ = build(
+        "if not job['lacked']:\n"
+        "    say(kind='again', text='out of memory', lacked='key')\n    sys.exit(1)\n"
+        "say(kind='built', tier=job['lacked']['key'])\n"
+    )
+    wait_until(lambda: listen(builder) or builder.process is None, lambda: "its end")
+    assert told == ["out of memory; it is left out", "out of memory"]
+    assert builder.lacked == {"key": "out of memory"}
+
+
+@pytest.mark.parametrize(
+    ("does", "is_kept"),
+    [("signal.SIGKILL", True), ("signal.SIGSEGV", True), ("signal.SIGTERM", False), ("0", False)],
+)
+def test_given_a_process_that_dies_while_it_captures_when_it_was_not_asked_to_then_the_second_death_is_its_cause(
+    build, tmp_path, does, is_kept
+):
+    known = tmp_path / "key.uncapturable"
+    builder, told, _ = build(
+        f"say(kind='tier', tier='full', number=1, step='graph', capturing='key')\n"
+        f"if not os.path.exists({str(known)!r}):\n"
+        f"    os.kill(os.getpid(), {does})\n    time.sleep(600)\n"
+        "say(kind='built', tier='full')\n",
+        replace(SETUP, cache_dir=str(tmp_path)),
+    )
+    wait_until(lambda: listen(builder) or builder.progress, lambda: "it begins")
+    if does == "0":  # the node stops
+        wait_until(lambda: builder.process.listen() or True, lambda: "it captures")
+        builder.close()
+    else:
+        wait_until(lambda: listen(builder) or builder.process is None, lambda: "its end")
+    assert ("full" in told, known.exists()) == (is_kept, is_kept)
+    assert is_kept or not list(tmp_path.glob("key*"))

@@ -212,11 +212,32 @@ def test_given_a_model_that_cannot_be_captured_when_started_then_the_next_runs_w
     assert "it cannot be captured; the next worker runs without CUDA graphs" in told
     assert stage.actor.pool.restarts == 4
     assert [setup.device_before for setup in setups] == ["", *["cpu"] * 4]
-    begun = open_cache(setups[0].cache_dir, 0).folder / f"key.{stage.pids[0]}.capturing"
-    begun.parent.mkdir(parents=True, exist_ok=True)
-    begun.touch()
-    stage.actor.stop()  # which is no death of a capture
-    assert not begun.exists()
+
+
+@pytest.mark.parametrize("does", ["sigkill", "sigsegv", "spin"])
+def test_given_workers_that_end_while_they_capture_when_the_pool_sees_two_die_then_that_is_kept_unless_it_ends_them(
+    start_own_stage, tmp_path, does
+):
+    stage = start_own_stage(
+        adapter="Capturing",
+        backup="none",
+        options={"cache": str(tmp_path), "does": does},
+        node={"cache_dir": str(tmp_path)},
+        wait=does != "spin",
+    )
+    if does == "spin":
+        wait_until(
+            lambda: [one for one in stage.actor.pool.everyone if one.reported.capturing],
+            lambda: "it begins",
+        )
+        stage.actor.stop()
+        assert not list(tmp_path.iterdir())
+    else:
+        assert stage.ask().outcome is Outcome.ON_TIME
+        assert stage.actor.pool.restarts == 2
+        assert open_cache(str(tmp_path), 0).uncapturable() == {
+            "key": "2 processes have died while they captured it"
+        }
 
 
 # -- how processes end, and what the pool makes of it

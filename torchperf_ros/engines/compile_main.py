@@ -7,9 +7,9 @@ Builds packages, or does another job. The job is a JSON object on stdin, in one 
 Job: `adapter`, `options`, `device`, `threads`; `tiers`, and for each its `build` (a `BuildOptions`) and
 `packages` (the user's file in place of the adapter's model, or ""); `guessed` (no tiers were
 named: those that the adapter builds); `cache_dir`, `cache_mib`; `out` (a folder to write `<tier>.pt2` to instead,
-or absent); `dry_run` (only plan what would be built); `force` (build even what is there); `background`. For
-another job `does` is the module whose `do_job` does it, and `folder` is for what compilers keep and all
-that is temporary.
+or absent); `dry_run` (only plan what would be built); `force` (build even what is there); `background`;
+`lacked` (what had not enough memory to be captured, by key, and why: it is left out). For another job `does`
+is the module whose `do_job` does it, and `folder` is for what compilers keep and all that is temporary.
 """
 
 import contextlib
@@ -60,8 +60,10 @@ def main() -> int:
         gc.enable()
         return 0 if work.do_job(job, say) else 1
     except TorchperfError as error:
-        if getattr(error, "is_known", False):  # of a capture: the next process knows of it
-            say(AGAIN, text=str(error))
+        # Of a capture: the next process knows of it, or is handed it.
+        lacked = getattr(error, "lacked", "")
+        if lacked or getattr(error, "is_known", False):
+            say(AGAIN, text=str(error), **({"lacked": lacked} if lacked else {}))
             news.flush()
             os._exit(1)
         say("failed", tier=", ".join(job["tiers"]), text=str(error), unusable=True)

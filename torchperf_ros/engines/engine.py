@@ -15,12 +15,11 @@ import traceback
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import psutil
 import torch
 from torch.utils import _pytree as pytree
 
@@ -28,7 +27,14 @@ from torchperf_ros.api.errors import ConfigError, TorchperfError
 from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs
 from torchperf_ros.engines.device import no_garbage_collection
 from torchperf_ros.engines.model_transforms import matrix_precision, transform
-from torchperf_ros.engines.outputs import SeesOperations, holds_lazy, layout_of, leaves_in
+from torchperf_ros.engines.outputs import (
+    SeesOperations,
+    holds_lazy,
+    in_new_memory,
+    layout_of,
+    leaves_in,
+    mapped,
+)
 from torchperf_ros.engines.parity import DynamicDims
 from torchperf_ros.settings.build_options import (
     GRAPH,
@@ -37,17 +43,13 @@ from torchperf_ros.settings.build_options import (
     STATIC_ENGINE,
     BuildOptions,
 )
-from torchperf_ros.settings.files import make_private
-from torchperf_ros.workers.package_cache import CAPTURE_FAILED, CAPTURING, PackageCache, unquoted_path
+from torchperf_ros.workers.package_cache import PackageCache, unquoted_path
 from torchperf_ros.workers.package_manifest import Identity
 
 if TYPE_CHECKING:
     from torchperf_ros.engines.package import Package
 
 
-_CAPTURE_WARM_UP_RUNS = 3
-# One process may have been killed by somebody else at just that time.
-_MOST_DEATHS = 2
 _OF_TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 
 
@@ -62,9 +64,10 @@ class CaptureFailed(TorchperfError):
 
     Attributes:
         is_known: the next process finds it in the cache by itself.
+        lacked: the key of what had not enough memory, which is not kept: there may be enough the next time.
     """
 
-    is_known = False
+    is_known, lacked = False, ""
 
 
 # The kernel's word: torch 2.11 has no call for it.
@@ -74,57 +77,50 @@ _DRIVER = Path("/sys/module/nvidia/version")
 class CaptureRecord:
     """What is known of capturing one model, on disk beside the packages."""
 
-    def __init__(self, cache: PackageCache, identity: Identity) -> None:
-        """Take the cache and what the model, as it is captured, is kept under, with the driver's version."""
+    def __init__(
+        self, cache: PackageCache, identity: Identity, say: Callable[[str], None] = lambda _: None
+    ) -> None:
+        """Take the cache and what the model, as it is captured, is kept under, with the driver's version.
+
+        `say` takes the key when a capture begins, and "" when it is over, for the parent, which notes the
+        death of a process in between.
+        """
+        self._cache, self._say = cache, say
         driver = _DRIVER.read_text(encoding="ascii").strip() if _DRIVER.is_file() else ""
-        self._folder, self._key = cache.folder, f"{identity.key}-{driver.replace('.', '_')}"
-        self._failed = self._folder / f"{self._key}{CAPTURE_FAILED}"
+        self.key = f"{identity.key}-{driver.replace('.', '_')}"
 
     def why_not(self) -> str:
         """Why it cannot be captured, as an earlier process has found out; empty: nothing is known."""
-        with suppress(OSError):
-            return self._failed.read_text(encoding="utf-8", errors="replace")
-        deaths = [path for path in self._begun() if not psutil.pid_exists(int(path.name.split(".")[1]))]
-        return (
-            f"{len(deaths)} processes have died while they captured it"
-            if len(deaths) >= _MOST_DEATHS
-            else ""
-        )
+        return self._cache.uncapturable(self.key).get(self.key, "")
 
     @contextmanager
     def trying(self) -> Iterator[None]:
-        """Context in which the model is captured. Keeps that it failed, or that this process died of it."""
-        begun = self._folder / f"{self._key}.{os.getpid()}{CAPTURING}"
-        with suppress(OSError):  # a folder of somebody else's: nothing is kept
-            make_private(self._folder)
-            begun.touch()
+        """Context in which the model is captured. Keeps that it failed."""
+        self._say(self.key)
         try:
             yield
         except CaptureFailed as error:
-            # There may be enough memory the next time.
-            if not isinstance(error.__cause__, torch.OutOfMemoryError):
-                with suppress(OSError):
-                    self._failed.write_text(str(error), encoding="utf-8")
-                    error.is_known = True
+            if isinstance(error.__cause__, torch.OutOfMemoryError):
+                error.lacked = self.key
+            else:
+                error.is_known = self._cache.keep_uncapturable(self.key, str(error))
             raise
         else:
-            with suppress(OSError):  # what a process of somebody else has left
-                for path in self._begun():
-                    path.unlink()
+            self._cache.forget_findings(self.key)
         finally:
-            with suppress(OSError):
-                begun.unlink()
-
-    def _begun(self) -> list[Path]:
-        return list(self._folder.glob(f"{self._key}.*{CAPTURING}"))
+            self._say("")
 
 
-class _ReadTensors(SeesOperations):
-    """Notes which tensors of a run are there when it is over: weights, and tables that the model keeps."""
+class _Run(SeesOperations):
+    """Notes a run's operations, with the numbers that they are given.
+
+    Also which tensors are there when it is over: weights, and tables that the model keeps.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.seen = list[weakref.ref[torch.Tensor]]()
+        self.operations = list[str]()
 
     def __torch_dispatch__(
         self,
@@ -134,11 +130,10 @@ class _ReadTensors(SeesOperations):
         kwargs: Any = None,  # noqa: ANN401
     ) -> Any:  # noqa: ANN401
         outputs = func(*args, **(kwargs or {}))
-        self.seen += [
-            weakref.ref(leaf)
-            for leaf in pytree.tree_leaves((args, kwargs, outputs))
-            if isinstance(leaf, torch.Tensor)
-        ]
+        given, made = pytree.tree_leaves((args, kwargs)), pytree.tree_leaves(outputs)
+        self.seen += [weakref.ref(leaf) for leaf in given + made if isinstance(leaf, torch.Tensor)]
+        numbers = [leaf for leaf in given if isinstance(leaf, (int, float, complex))]
+        self.operations.append(f"{func}{numbers}")
         return outputs
 
 
@@ -147,9 +142,9 @@ class GraphReplay:
 
     On others it calls the model itself.
 
-    The outputs are the graph's own memory: the next call writes to them (CUDA graphs, PyTorch notes on CUDA
-    semantics). A model that waits for the device, or changes what it does with the values of its inputs,
-    cannot be captured.
+    The graph's outputs are its own memory, which the next call writes to (CUDA graphs, PyTorch notes on CUDA
+    semantics). Each call gives copies, which belong to the caller, as eager's outputs do. A model that waits
+    for the device, or changes what it does with the values of its inputs, cannot be captured.
     """
 
     def __init__(self, call: Call, example: Inputs, record: CaptureRecord | None = None) -> None:
@@ -201,7 +196,7 @@ class GraphReplay:
         for own, given in zip(kept, inputs, strict=True):
             own.copy_(given, non_blocking=True)
         replay()
-        return outputs
+        return in_new_memory(outputs)
 
 
 def _key(inputs: Inputs) -> object:
@@ -213,34 +208,58 @@ def _capture(
     inputs: Inputs,
     pool: Any,  # noqa: ANN401
 ) -> tuple[torch.cuda.CUDAGraph, Any, list[torch.Tensor]]:
-    device, kept = inputs[0].device, _ReadTensors()
+    device, runs, raised = inputs[0].device, (_Run(), _Run()), list[Exception]()
     caller, side = torch.cuda.current_stream(device), torch.cuda.Stream(device)
-    side.wait_stream(caller)
-    with torch.cuda.stream(side):
-        for _ in range(_CAPTURE_WARM_UP_RUNS - 1):
-            call(*inputs)
-        # The last one: a part that the user has compiled would be compiled anew while one looks on.
-        with kept:
-            plain = _plain_values(call(*inputs))
-    caller.wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
+    refused, graph = _refused_memory(device), None
     try:
+        side.wait_stream(caller)
+        with torch.cuda.stream(side):
+            call(*inputs)
+            # The last ones: a part that the user has compiled would be compiled anew while one looks on.
+            for run in runs:
+                with run:
+                    plain = _plain_values(call(*inputs))
+        caller.wait_stream(side)
+        refused, graph = _refused_memory(device), torch.cuda.CUDAGraph()
         # what the collector frees may call the driver, which ends a capture; so may other threads, hence
         # the mode
         with (
             no_garbage_collection(collects=False),
             torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"),
         ):
-            outputs = call(*inputs)
-    except Exception as error:
+            try:
+                outputs = call(*inputs)
+            except Exception as first:
+                raised.append(first)  # the end of a capture that has failed raises as well
+                raise
+    except Exception as ended:
+        error = (*raised, ended)[0]
+        lacks_memory = "out of memory" in str(error) or _refused_memory(device) > refused
+        if graph is None and not lacks_memory:
+            raise
         torch.cuda.set_stream(caller)
         text = f"it cannot be captured as a CUDA graph: {_place(error)}{type(error).__name__}: {error}"
-        raise CaptureFailed(text.splitlines()[0]) from error
+        # Libraries and packages raise errors of other kinds for want of memory.
+        cause = torch.OutOfMemoryError(str(error)) if lacks_memory else error
+        raise CaptureFailed(text.splitlines()[0]) from cause
     if holds_lazy(outputs) or _plain_values(outputs) != plain:
         raise EngineUnavailable(
             "no CUDA graph: its outputs hold a generator, or a plain value that is another at each call"
         )
-    return graph, outputs, [tensor for seen in kept.seen if (tensor := seen()) is not None]
+    before, after = (run.operations for run in runs)
+    if before != after:
+        found = next((one for one, other in zip(before, after, strict=False) if one != other), "")
+        raise EngineUnavailable(
+            f"no CUDA graph: on the same inputs it computes otherwise at each call: {found}"
+        )
+    # A model may fill the same dict or list at each call.
+    outputs = mapped(outputs, lambda leaf: leaf)
+    return graph, outputs, [tensor for seen in runs[1].seen if (tensor := seen()) is not None]
+
+
+def _refused_memory(device: torch.device) -> int:
+    """How often the allocator had not enough memory."""
+    return int(torch.cuda.memory_stats(device).get("num_ooms", 0))
 
 
 def _plain_values(outputs: Any) -> tuple[str, list[Any]]:  # noqa: ANN401 - a model may return anything
@@ -328,6 +347,8 @@ def finished(
         else matrix_precision("tf32", device)(runner.call)
     )
     if not options.is_captured:
+        if device.type == "cuda" and options != options.without_graphs():  # torch.compile's own graphs
+            return replace(runner, call=lambda *inputs: in_new_memory(call(*inputs)))
         return replace(runner, call=call)
     if device.type != "cuda":
         raise ConfigError(

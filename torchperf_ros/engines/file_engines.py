@@ -442,16 +442,22 @@ class OpenVino(PackageEngine):
         compiled = _openvino_core().import_model(
             io.BytesIO(path.read_bytes()), "CPU", _openvino_settings(options)
         )
-        request, numbers = compiled.create_infer_request(), range(len(compiled.outputs))
-        held: list[Any] = []  # an output may be an input as it is, and then it lies in the input's memory
+        request, ports = compiled.create_infer_request(), compiled.outputs
+        is_fixed = all(port.partial_shape.is_static for port in ports)
+        made = [(tuple(port.shape), port.element_type.to_dtype()) for port in ports if is_fixed]
 
         def call(*inputs: torch.Tensor) -> list[torch.Tensor]:
-            """Inputs are read where they are; outputs are views on memory that the next call writes to."""
-            held[:] = [tensor.contiguous().numpy() for tensor in inputs]
+            """Inputs are read where they are; outputs are new memory at every call."""
+            held = [tensor.contiguous().numpy() for tensor in inputs]
             for number, array in enumerate(held):
                 request.set_input_tensor(number, openvino.Tensor(array, shared_memory=True))
+            outputs = [np.empty(*each) for each in made]
+            for number, array in enumerate(outputs):
+                request.set_output_tensor(number, openvino.Tensor(array, shared_memory=True))
             request.infer()
-            return [torch.from_numpy(request.get_output_tensor(number).data) for number in numbers]
+            if not is_fixed:
+                outputs = [request.get_output_tensor(port).data.copy() for port in range(len(ports))]
+            return [torch.from_numpy(array) for array in outputs]
 
         return call
 

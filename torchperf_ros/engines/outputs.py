@@ -2,6 +2,8 @@
 
 import contextlib
 import copy
+import functools
+import itertools
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from types import ModuleType
@@ -186,6 +188,24 @@ def sizes_follow_values(run: Callable[[], Any]) -> bool:
     return bool(values.found or sizes.found)
 
 
+def mapped(outputs: Any, act: Callable[[Any], Any]) -> Any:  # noqa: ANN401 - a model may return anything
+    """The outputs in nests of their own, with what `act` makes of each tensor, array and plain value in them.
+
+    It also gets an object that hides what it holds.
+    """
+    if isinstance(outputs, Drawn):
+        return Drawn(mapped(value, act) for value in outputs.values)
+    if isinstance(outputs, (tuple, list)):
+        make = type(outputs)._make if hasattr(outputs, "_make") else type(outputs)
+        return make([mapped(value, act) for value in outputs])
+    is_leaf = isinstance(outputs, (torch.Tensor, np.ndarray, np.generic, *_PLAIN_VALUES))
+    is_mapping = isinstance(outputs, MutableMapping)
+    held = {} if is_leaf else outputs if is_mapping else _attributes(outputs)
+    if not held and not is_mapping:
+        return act(outputs)
+    return _with(outputs, {name: mapped(value, act) for name, value in held.items()})
+
+
 def split(outputs: Any, sizes: Sequence[int]) -> list[Any]:  # noqa: ANN401 - a model may return anything
     """The outputs of inputs that were concatenated along dimension 0, each with its own share.
 
@@ -194,31 +214,36 @@ def split(outputs: Any, sizes: Sequence[int]) -> list[Any]:  # noqa: ANN401 - a 
     Raises:
         TorchperfError: a tensor or array has another dimension 0, or an object hides what it holds.
     """
-    if isinstance(outputs, (torch.Tensor, np.ndarray)):
-        length = 0 if isinstance(outputs, torch.Tensor) and outputs.is_nested else len(outputs.shape[:1])
-        if not length or outputs.shape[0] != sum(sizes):
+    ends = list(itertools.accumulate(sizes))
+
+    def share(leaf: Any, begin: int, end: int) -> Any:  # noqa: ANN401
+        if isinstance(leaf, (torch.Tensor, np.ndarray)):
+            length = 0 if isinstance(leaf, torch.Tensor) and leaf.is_nested else len(leaf.shape[:1])
+            if not length or leaf.shape[0] != ends[-1]:
+                raise TorchperfError(
+                    f"an output is {described(leaf)}; to be divided among the frames of a run its dimension 0"
+                    f" has to be {ends[-1]}, as of the inputs"
+                )
+            return leaf[begin:end]
+        if not isinstance(leaf, (np.generic, *_PLAIN_VALUES)):
             raise TorchperfError(
-                f"an output is {described(outputs)}; to be divided among the frames of a run its dimension 0"
-                f" has to be {sum(sizes)}, as of the inputs"
+                f"an output is {described(leaf)}, which cannot be divided among the frames"
             )
-        if isinstance(outputs, torch.Tensor):
-            return list(outputs.split_with_sizes(sizes))
-        return np.split(outputs, np.cumsum(sizes)[:-1])
-    if isinstance(outputs, (np.generic, *_PLAIN_VALUES)):
-        return [outputs] * len(sizes)
-    if isinstance(outputs, Drawn):
-        return [Drawn(iter(share)) for share in split(outputs.values, sizes)]
-    if isinstance(outputs, (tuple, list)):
-        shares = (
-            zip(*(split(value, sizes) for value in outputs), strict=True) if outputs else [()] * len(sizes)
-        )
-        make = type(outputs)._make if hasattr(outputs, "_make") else type(outputs)
-        return [make(share) for share in shares]
-    is_mapping = isinstance(outputs, MutableMapping)
-    held = outputs if is_mapping else _attributes(outputs)
-    if not is_mapping and not held:
-        raise TorchperfError(f"an output is {described(outputs)}, which cannot be divided among the frames")
-    return [_with(outputs, dict(zip(held, share, strict=True))) for share in split([*held.values()], sizes)]
+        return leaf
+
+    return [
+        mapped(outputs, functools.partial(share, begin=end - size, end=end))
+        for size, end in zip(sizes, ends, strict=True)
+    ]
+
+
+def in_new_memory(outputs: Any) -> Any:  # noqa: ANN401 - a model may return anything
+    """Copies of outputs whose memory the next run writes to, in nests that nothing else holds."""
+    return mapped(outputs, _copied)
+
+
+def _copied(leaf: Any) -> Any:  # noqa: ANN401
+    return leaf.clone() if isinstance(leaf, torch.Tensor) else copy.copy(leaf)
 
 
 def _with(nest: Any, values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - a model may return anything

@@ -25,7 +25,7 @@ from torchperf_ros.engines.file_engines import Aoti, OnnxRuntime, OpenVino, Tens
 from torchperf_ros.engines.fingerprint import declared_dims, identify, machine_facts
 from torchperf_ros.engines.outputs import signature_of, tensors_in
 from torchperf_ros.engines.package_engine import PackageEngine
-from torchperf_ros.engines.parity import DynamicDims, Parity, random_inputs, same
+from torchperf_ros.engines.parity import DynamicDims, KeptState, Parity, random_inputs, same
 from torchperf_ros.settings.build_options import GRAPH, GRAPH_MODE, OF_PARTS, BuildOptions
 from torchperf_ros.workers.package_cache import find_package
 from torchperf_ros.workers.package_manifest import (
@@ -181,7 +181,13 @@ def make_runner(tier: BuiltTier, options: BuildOptions, record: CaptureRecord | 
     tier = tier.narrowed(options)
     engine = IN_PROCESS.get(options.engine) or ENGINES[options.engine]
     engine.check(options, tier.dims, tier.device)
-    return finished(engine.prepare(tier, options), options, tier.example, tier.device, record)
+    kept = KeptState(tier.model) if options.is_captured else None
+    runner = finished(engine.prepare(tier, options), options, tier.example, tier.device, record)
+    if (
+        kept is not None
+    ):  # what the runs before a capture have changed, which eager's would be compared with
+        kept.restore()
+    return runner
 
 
 def ways_of(tier: BuiltTier, options: BuildOptions) -> tuple[dict[str, BuildOptions], Identity]:

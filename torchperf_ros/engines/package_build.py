@@ -8,6 +8,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +79,8 @@ def do_job(job: Mapping[str, Any], say: Callable[..., None]) -> bool:
         say("tiers", tiers=tiers)
     for number, name in enumerate(tiers):
 
-        def step(text: str, tier: str = name, number: int = number + 1) -> None:
-            say("tier", tier=tier, number=number, step=text)
+        def step(text: str, capturing: str = "", tier: str = name, number: int = number + 1) -> None:
+            say("tier", tier=tier, number=number, step=text, capturing=capturing)
 
         step("loading")
         try:
@@ -145,7 +146,7 @@ class _Work:
     tier: BuiltTier
     options: BuildOptions
     cache: PackageCache
-    step: Callable[[str], None]
+    step: Callable[..., None]
 
     @property
     def force(self) -> bool:
@@ -280,10 +281,15 @@ class _ChoiceBuild:
     def _found(self) -> _Stored | None:
         """What was chosen before, if it is still there.
 
+        A command chooses anew where memory did not suffice to capture a way. In the background that is not
+        tried again: it would lack memory beside the same workers, which may need just then what it takes.
+
         `EngineUnavailable` where nothing but eager could run it.
         """
         choice = self._work.cache.choice(self._identity)
-        return None if choice is None else self._stored(choice, new=False)
+        if choice is None or (choice.lacked and not self._work.job.get("background")):
+            return None
+        return self._stored(choice, new=False)
 
     def _stored(self, choice: EngineChoice, *, new: bool) -> _Stored | None:
         if len(self._ways) > 1 and set(choice.timings_ms) == {EAGER}:
@@ -308,6 +314,7 @@ class _ChoiceBuild:
         if work.force:  # should this process have to end before it has chosen
             work.cache.forget_findings(self._identity.key)
         calls, left_out = {EAGER: make_runner(tier, self._ways[EAGER]).call}, dict[str, str]()
+        lacked = list[str]()
         packages: dict[str, Package] = {}
         # What is captured comes last: where that fails, this process has to end, and the packages are there.
         for name, options in sorted([*self._ways.items()][1:], key=lambda way: way[1].is_captured):
@@ -324,9 +331,13 @@ class _ChoiceBuild:
                 raise
             except Exception as error:  # the libraries' boundary: what one cannot take is for another
                 left_out[name] = one_line(error)
+                if isinstance(error, torch.OutOfMemoryError):
+                    lacked.append(name)
+                    left_out[name] = f"{error}; `torchperf compile` tries it again"
         work.step("choosing between " + ", ".join(calls))
         with torch.inference_mode():
             choice = compare(calls, tuple(tensor.clone() for tensor in tier.example), tier.device, left_out)
+        choice = replace(choice, lacked=lacked)
         work.cache.keep_choice(self._identity, choice)
         chosen = self._stored(choice, new=True)
         if chosen is None:
@@ -339,14 +350,17 @@ class _ChoiceBuild:
 
         Raises:
             EngineUnavailable: its package could not be built, or an earlier process failed to capture it.
+            OutOfMemoryError: likewise, for want of memory.
             CaptureFailed: it cannot be captured, which is kept; this process has to end.
         """
         tier, record = self._work.tier, None
         if options.is_captured:
-            record = CaptureRecord(self._work.cache, identity_of(self._identity, options.engine))
+            say = partial(self._work.step, f"{options.engine}: capturing")
+            record = CaptureRecord(self._work.cache, identity_of(self._identity, options.engine), say)
             if why := record.why_not():
                 raise EngineUnavailable(why)
-            self._work.step(f"{options.engine}: capturing")
+            if why := self._work.job.get("lacked", {}).get(record.key):
+                raise torch.OutOfMemoryError(why)
         with torch.inference_mode():
             if package is not None:
                 found = finished(package.runner(tier.device), options, tier.example, tier.device, record)

@@ -20,7 +20,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
 from torchperf_ros.api.errors import TorchperfError
-from torchperf_ros.engines.outputs import flat_numbers, layout_of, numbers_of, tensors_in
+from torchperf_ros.engines.outputs import flat_numbers, in_new_memory, layout_of, numbers_of, tensors_in
 from torchperf_ros.settings.build_options import INT8_PRECISIONS, INT8_STATIC, MOST_LOSS
 
 NEVER_CHANGES: Final = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
@@ -478,12 +478,13 @@ def _in_other_light(inputs: Inputs, seed: int) -> Inputs:
 
 def _on_drawn(reference: Call, candidate: Call, drawn: Sequence[Inputs]) -> tuple[Parity, Any]:
     """The worst figures on drawn inputs, and the reference's answer to the last of them."""
-    kept = KeptState(reference) if isinstance(reference, torch.nn.Module) else None
-    # a model may write to its inputs, and an engine to the outputs of the call before
-    expected = [reference(*(t.clone() for t in inputs)) for inputs in drawn]
-    numbers = [[t.clone() for t in flat_numbers(outputs)] for outputs in expected]
+    module = reference if isinstance(reference, torch.nn.Module) else None
+    kept = KeptState(module) if module else None
+    # a model may write to its inputs, and to what it gave at the call before, as may an engine
+    expected = [in_new_memory(reference(*(t.clone() for t in inputs))) for inputs in drawn]
+    numbers = [flat_numbers(outputs) for outputs in expected]
     layouts = [layout_of(outputs) for outputs in expected]
-    if kept is not None and (names := depends_on_state(reference, kept, drawn[-1], expected[-1])):
+    if module and kept and (names := depends_on_state(module, kept, drawn[-1], expected[-1])):
         raise ParityError(
             f"the model keeps state between calls ({', '.join(names)}); an engine would keep one of its own"
         )
@@ -501,18 +502,28 @@ def _on_drawn(reference: Call, candidate: Call, drawn: Sequence[Inputs]) -> tupl
     return worst, expected[-1]
 
 
-def depends_on_state(model: Call, kept: KeptState, inputs: Inputs, outputs: Any) -> list[str]:  # noqa: ANN401
+def depends_on_state(
+    model: torch.nn.Module,
+    kept: KeptState,
+    inputs: Inputs,
+    outputs: Any,  # noqa: ANN401
+) -> list[str]:
     """What a model keeps of earlier calls that changes its answer, by name.
 
     It is then back in its `kept` state.
 
     `outputs` are its answer to the inputs after other ones. What changes no answer, as a table made once,
-    stays.
+    stays, but what each call changes, as a number of calls, does not.
     """
     layout, before = layout_of(outputs), [t.clone() for t in flat_numbers(outputs)]
     names = kept.restore()
     again = model(*(t.clone() for t in inputs)) if names else outputs
     if layout == layout_of(again) and same(before, flat_numbers(again)):
+        once = KeptState(model)
+        if names:
+            model(*(t.flip(tuple(range(t.dim()))) for t in inputs))
+        if once.has_changed:
+            kept.restore()
         return []
     kept.restore()
     return names

@@ -120,7 +120,13 @@ class Preparation:
         self._reports.say(
             Description(tuple(inputs), output, observes, str(device.device), device.card, scores)
         )
-        self._loader = TierLoader(adapter, setup, device, self._reports.alert)
+        self._loader = TierLoader(
+            adapter,
+            setup,
+            device,
+            self._reports.alert,
+            lambda key: self._reports.say(Progress("capturing" if key else "loading", key)),
+        )
         tiers: dict[int, Tier] = {}
         with torch.inference_mode():
             for number, _ in self._each_tier("loading"):

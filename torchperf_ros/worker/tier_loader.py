@@ -59,17 +59,23 @@ class TierLoader:
 
     Attributes:
         missing: tiers whose package is not there, or whose model is still to be compiled.
+        capturing: takes the key of a model while it is captured, see `CaptureRecord`.
     """
 
     def __init__(
-        self, adapter: Adapter, setup: WorkerSetup, device: Device, say: Callable[[str], None]
+        self,
+        adapter: Adapter,
+        setup: WorkerSetup,
+        device: Device,
+        say: Callable[[str], None],
+        capturing: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.missing: list[str] = []
         self._adapter = adapter
         self._dims = adapter.dynamic_dims()
         self._setup = setup
         self._device, self._on = device, device.device
-        self._say = say
+        self._say, self.capturing = say, capturing
         self._cache = open_cache(setup.cache_dir, setup.cache_mib)
         self._models: dict[str, tuple[torch.nn.Module, KeptState]] = {}
 
@@ -219,7 +225,7 @@ class TierLoader:
             return "an earlier worker failed to capture one"
         if options.engine == GRAPH and not self._has_known_sizes(tier):
             return "sizes vary; `shapes: bucket` rounds them up, `exact` fixes them"
-        return CaptureRecord(self._cache, identity).why_not()
+        return self._record(identity).why_not()
 
     def _has_known_sizes(self, tier: BuiltTier) -> bool:
         """Whether the sizes of frames are known now: fixed, rounded up, or numbers of frames in a batch."""
@@ -326,7 +332,7 @@ class TierLoader:
         self, name: str, tier: BuiltTier, options: BuildOptions, identity: Identity | None
     ) -> Runner | None:
         """The engine, unchecked; None where it has to be compiled first."""
-        record = CaptureRecord(self._cache, identity) if options.is_captured and identity else None
+        record = self._record(identity) if options.is_captured and identity else None
         if options.engine in {EAGER, GRAPH}:
             return make_runner(tier, options, record)
         if options.engine == OF_PARTS and self._setup.compile:
@@ -349,6 +355,9 @@ class TierLoader:
         if name not in self.missing:
             self.missing.append(name)
         return None
+
+    def _record(self, identity: Identity) -> CaptureRecord:
+        return CaptureRecord(self._cache, identity, self.capturing)
 
     def _remove(self, package: Path) -> None:
         try:

@@ -13,15 +13,19 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from torchperf_ros.api.errors import ProtocolError, how_it_ended
+from torchperf_ros.workers.package_cache import open_cache
 from torchperf_ros.workers.worker_setup import WorkerSetup
 
 _TAIL = 4_000
 _END_S = 10.0
 _SILENT_S = 10.0
 _POLL_S = 0.2
+# What is sent by whoever stops a machine, a service or a command: no death of what the process does.
+_STOPS = (-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
 
 
-# Its process had to end for what it has found out; the same job goes on in the next one.
+# Its process had to end for what it has found out; the same job goes on in the next one. What `lacked` memory
+# is handed to that in the job.
 AGAIN = "again"
 
 
@@ -29,8 +33,8 @@ class CompileProcess:
     """Runs one job by `python -m`, by default `torchperf_ros.engines.compile_main`'s.
 
     That one writes JSON objects, one per line: `kind` is `tiers` (those that were guessed), `tier` (tier,
-    number, step), `planned` (tier, text), `built` (tier, package, manifest), `failed` (tier, text) or
-    `done`. What compilers print is kept for `death_reason`.
+    number, step, and while a CUDA graph is captured its key as `capturing`), `planned` (tier, text),
+    `built` (tier, package, manifest), `failed` (tier, text) or `done`. What compilers print is kept for `death_reason`.
 
     Attributes:
         news: descriptor that is readable when there is a message, or it has ended.
@@ -53,6 +57,7 @@ class CompileProcess:
         priority. One that `takes_more` gets further lines by `send`.
         """
         self._buffer = self._printed = b""
+        self._capturing, self._cache = "", open_cache(job.get("cache_dir", ""), 0)
         job_json = _line({**job, "background": background})
         self._name = job.get("does", module).rpartition(".")[2].rpartition("_")[0]
         self.news, theirs = os.pipe()
@@ -110,6 +115,8 @@ class CompileProcess:
         with contextlib.suppress(ValueError):
             messages = [json.loads(line) for line in lines]
             if all(isinstance(message, dict) for message in messages):
+                for message in messages:
+                    self._capturing = message.get("capturing", "")
                 return messages
         raise ProtocolError(f"the {self._name} process wrote {lines!r}: not JSON objects")
 
@@ -147,6 +154,11 @@ class CompileProcess:
         reported = self._printed.decode(errors="replace")
         return f"the {self._name} process ended by {how_it_ended(code)}\n{reported}".strip()
 
+    def died_capturing(self) -> bool:
+        """Whether it has died by itself while it captured a model, and that is kept: the next may go on."""
+        by_itself = self._process.poll() not in (0, None, *_STOPS)
+        return by_itself and bool(self._capturing) and self._cache.keep_uncapturable(self._capturing)
+
     def hold(self, held: bool) -> None:
         """Stop it with all that it spawned for a while, or let it go on."""
         with contextlib.suppress(ProcessLookupError):
@@ -179,7 +191,8 @@ class PackageBuilder:
     """Compiles one stage's missing packages, once, on the pool's thread: only `close` waits.
 
     `progress` is for `/diagnostics`, for example `compiling 2 of 3`. `process` is the one that compiles now,
-    `killed` those that have not ended yet.
+    `killed` those that have not ended yet. `lacked`: what had not enough memory to be captured, and why; no
+    further process of this builder tries that.
     """
 
     def __init__(
@@ -189,6 +202,7 @@ class PackageBuilder:
         self.progress = ""
         self.process: CompileProcess | None = None
         self.killed: list[CompileProcess] = []
+        self.lacked: dict[str, str] = {}
         self._tried: set[str] = set()
         self._silent_since_s: float | None = None
         self._held = self._has_warned = self._goes_on = False
@@ -216,6 +230,7 @@ class PackageBuilder:
             "tiers": wanted,
             "build": [setup.build[number].as_dict() for number in numbers],
             "packages": [setup.packages[number] for number in numbers],
+            "lacked": self.lacked,
         }
         self._tried |= set(wanted)
         self._wanted, self._goes_on = wanted, False
@@ -255,7 +270,7 @@ class PackageBuilder:
             if not self.process.ended and time.monotonic() - self._silent_since_s < _SILENT_S:
                 return  # it is asked again: workers are looked after meanwhile
             reason = self.process.death_reason(wait=False)
-            goes_on = self._goes_on
+            goes_on = self._goes_on or self.process.died_capturing()
             if reason and not self._has_warned and not goes_on:
                 self._warn(reason)
             self.stop()
@@ -264,15 +279,21 @@ class PackageBuilder:
                 self.want(self._wanted)
             return
         for message in messages:
-            if message["kind"] == "tier":
-                self.progress = f"compiling {message['number']} of {self._count}"
-            elif message["kind"] == "built":
-                self._built(message["tier"])
-            elif message["kind"] == AGAIN:
-                self._goes_on = True
-            elif message["kind"] == "failed":
-                self._has_warned = True
-                self._warn(f"tier {message['tier']} is not compiled: {message['text']}")
+            self._take(message)
+
+    def _take(self, message: dict[str, Any]) -> None:
+        if message["kind"] == "tier":
+            self.progress = f"compiling {message['number']} of {self._count}"
+        elif message["kind"] == "built":
+            self._built(message["tier"])
+        elif message["kind"] == AGAIN:
+            self._goes_on = True
+            if "lacked" in message:
+                self.lacked[message["lacked"]] = message["text"]
+                self._warn(f"{message['text']}; it is left out")
+        elif message["kind"] == "failed":
+            self._has_warned = True
+            self._warn(f"tier {message['tier']} is not compiled: {message['text']}")
 
     def stop(self) -> None:
         self.progress = ""

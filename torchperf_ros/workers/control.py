@@ -76,9 +76,10 @@ class Description:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a worker's start has come."""
+    """How far a worker's start has come; `capturing`: the key of what it captures as a CUDA graph now."""
 
     text: str
+    capturing: str = ""
 
 
 @dataclass(frozen=True)

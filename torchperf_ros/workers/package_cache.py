@@ -30,8 +30,9 @@ _MIB = 1 << 20
 _A_MOMENT_S = 60.0
 _FORGOTTEN_S = 90 * 86_400.0
 _CHOICE = ".choice"
-# What is known of capturing a model: that it failed, and which process has begun.
-CAPTURE_FAILED, CAPTURING = ".uncapturable", ".capturing"
+# What is known of capturing a model: why it failed, and that a process has died of it. Files of earlier versions
+# have a process's number before the latter suffix; they are no deaths.
+_CAPTURE_FAILED, _DEATH = ".uncapturable", ".capturing"
 _UNQUOTED = re.compile(r"[\w/.+,:@%=~-]*")
 
 # The environment's name of the folder in which torch's compilers keep what they have compiled.
@@ -87,25 +88,38 @@ class PackageCache:
         part.write_text(choice.to_json(), encoding="utf-8")
         part.rename(self.folder / f"{identity.key}{_CHOICE}")
 
-    def uncapturable(self) -> dict[str, str]:
+    def uncapturable(self, of: str = "*") -> dict[str, str]:
         """Keys of models of which no CUDA graph can be captured, and why."""
         return {
             path.stem: path.read_text(encoding="utf-8", errors="replace")
-            for path in sorted(self.folder.glob(f"*{CAPTURE_FAILED}"))
+            for path in sorted(self.folder.glob(f"{of}{_CAPTURE_FAILED}"))
         }
 
-    def forget_findings(self, of: str = "*") -> None:
-        """Remove findings beside the packages: choices between engines, and captures that failed.
+    def keep_uncapturable(self, key: str, why: str = "") -> bool:
+        """Keep why a model cannot be captured; whether that could be kept.
 
-        `of`: those of one key, or, as `*.PID`, the capture that a process has begun.
+        Without a reason: its parent, which lives on, has seen a process die while it captured the model. One
+        may have been killed by somebody else at just that time, a second one has died of it.
         """
+        died = self.folder / f"{key}{_DEATH}"
+        if died.exists():
+            why = why or "2 processes have died while they captured it"
+        with contextlib.suppress(OSError):  # a folder of somebody else's
+            make_private(self.folder)
+            (self.folder / f"{key}{_CAPTURE_FAILED}" if why else died).write_text(why, encoding="utf-8")
+            return True
+        return False
+
+    def forget_findings(self, of: str = "*") -> None:
+        """Remove findings beside the packages: choices between engines, and captures that failed."""
         for path in self._findings(of):
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # somebody else's
+                path.unlink()
 
     def _findings(self, of: str = "*") -> list[Path]:
         return [
             path
-            for suffix in (_CHOICE, CAPTURE_FAILED, CAPTURING)
+            for suffix in (_CHOICE, _CAPTURE_FAILED, _DEATH)
             for path in self.folder.glob(f"{of}{suffix}")
         ]
 

@@ -335,8 +335,6 @@ class WorkerPool:
         self._guarded("ending a compiler", self.rolling_update.builder.close)
         for worker in self.everyone:
             worker.kill("the node stops")
-            forget = open_cache(worker.setup.cache_dir, 0).forget_findings
-            self._guarded("forgetting a capture", forget, f"*.{worker.pid}")
             self._guarded("ending a worker", self._release, worker)
         self.workers = [None] * len(self.workers)
         give_up_at = time.monotonic() + ENDS_WITHIN_S
@@ -555,8 +553,8 @@ class WorkerPool:
                     worker.kill(f"its adapter describes itself as {report}, the first one as {first}")
                     return
                 self.description = report
-            case Progress(text):
-                reported.progress = text
+            case Progress(text, capturing):
+                reported.progress, reported.capturing = text, capturing
             case Ready(calibrations, tiers, missing, batching):
                 reported.calibrations, reported.tiers, reported.missing = calibrations, tiers, missing
                 reported.batching = batching
@@ -606,6 +604,8 @@ class WorkerPool:
         reason = f"worker {worker.number} (pid {worker.pid}) is gone; looking for the reason failed"
         try:
             reason = self.last_error = worker.death_reason()
+            if key := worker.reported.capturing:
+                open_cache(worker.setup.cache_dir, 0).keep_uncapturable(key)
             self.tally.left(worker)
         finally:
             try:

@@ -49,6 +49,7 @@ class WorkerWords:
     """The last that a worker has reported of itself, see `control`."""
 
     progress: str = "starting"
+    capturing: str = ""
     calibrations: tuple[Calibration, ...] = ()
     tiers: tuple[TierFacts, ...] = ()
     missing: tuple[str, ...] = ()

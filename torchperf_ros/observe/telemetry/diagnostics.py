@@ -400,8 +400,9 @@ FIELDS: Final = (
        "Resident memory of a worker, without shared memory", ("worker",)),
     _F("memory_tight", _get("stage.memory.tight"), "torchperf_memory_tight",
        "1 while lower tiers run for lack of memory"),
-    _F("out_of_memory", lambda s: s.pool.tally.out_of_memory(s.pool.everyone),
-       "torchperf_out_of_memory_total", "Frames without enough memory"),
+    _F("out_of_memory", lambda s: s.pool.tally.out_of_memory(s.pool.everyone)
+                                  + len(s.pool.rolling_update.builder.lacked),
+       "torchperf_out_of_memory_total", "Frames and captures without enough memory"),
     # tiers
     _F("tier_{}_predicted_ms", lambda s: {tier: one.ms for tier, one in _forecasts(s).items()}),
     _F("tier_{}_predicted_from", lambda s: {tier: one.source for tier, one in _forecasts(s).items()}, unit=WORDS),
