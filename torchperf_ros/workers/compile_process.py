@@ -115,8 +115,7 @@ class CompileProcess:
         with contextlib.suppress(ValueError):
             messages = [json.loads(line) for line in lines]
             if all(isinstance(message, dict) for message in messages):
-                for message in messages:
-                    self._capturing = message.get("capturing", "")
+                self._capturing = messages[-1].get("capturing", "") if messages else self._capturing
                 return messages
         raise ProtocolError(f"the {self._name} process wrote {lines!r}: not JSON objects")
 
