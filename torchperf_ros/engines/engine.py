@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 
 from torchperf_ros.api.errors import ConfigError, TorchperfError
 from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs
-from torchperf_ros.engines.device import no_garbage_collection
+from torchperf_ros.engines.device import no_garbage_collection, refused_memory
 from torchperf_ros.engines.model_transforms import matrix_precision, transform
 from torchperf_ros.engines.outputs import (
     SeesOperations,
@@ -210,7 +210,7 @@ def _capture(
 ) -> tuple[torch.cuda.CUDAGraph, Any, list[torch.Tensor]]:
     device, runs, graph = inputs[0].device, (_Run(), _Run()), None
     caller, side = torch.cuda.current_stream(device), torch.cuda.Stream(device)
-    refused = _refused_memory(device)
+    refused = refused_memory(device)
     try:
         side.wait_stream(caller)
         with torch.cuda.stream(side):
@@ -220,7 +220,7 @@ def _capture(
                 with run:
                     plain = _plain_values(call(*inputs))
         caller.wait_stream(side)
-        refused, graph = _refused_memory(device), torch.cuda.CUDAGraph()
+        refused, graph = refused_memory(device), torch.cuda.CUDAGraph()
         # what the collector frees may call the driver, which ends a capture; so may other threads, hence
         # the mode
         with (
@@ -231,7 +231,7 @@ def _capture(
     except Exception as ended:
         # The end of a capture that has failed raises as well, and says less.
         error = ended.__context__ or ended
-        lacks_memory = "out of memory" in str(error) or _refused_memory(device) > refused
+        lacks_memory = "out of memory" in str(error) or refused_memory(device) > refused
         if graph is None and not lacks_memory:
             raise
         torch.cuda.set_stream(caller)
@@ -248,11 +248,6 @@ def _capture(
     # A model may fill the same dict or list at each call.
     own = mapped(outputs, lambda leaf: leaf)
     return graph, own, [tensor for seen in runs[1].seen if (tensor := seen()) is not None]
-
-
-def _refused_memory(device: torch.device) -> int:
-    """How often the allocator had not enough memory."""
-    return int(torch.cuda.memory_stats(device).get("num_ooms", 0))
 
 
 def _plain_values(outputs: Any) -> tuple[str, list[Any]]:  # noqa: ANN401 - a model may return anything
