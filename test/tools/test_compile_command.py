@@ -267,13 +267,13 @@ def test_given_a_process_that_ends_for_what_it_found_out_when_compiled_then_the_
     first = [tier("full"), built("full"), tier("fast", 2)]
     process.dies = dies
     if not dies:
-        first.append({"kind": "again", "text": "it cannot be captured", "lacked": "key"})
+        first.append({"kind": "again", "text": "it cannot be captured", "lacked": {"key": "why"}})
     turns = iter([first, [tier("full"), built("full", new=False), tier("fast", 2), built("fast")]])
     process.messages = lambda: iter(next(turns))
     result = compiled("--tiers", "full,fast", "--force", "--json", tmp_path / "built.json")
     assert result.exit_code == 0, result.output
     assert [job["force"] for job in process.jobs] == [True, False]
-    assert dies or process.jobs[1]["lacked"] == {"key": "it cannot be captured"}
+    assert dies or process.jobs[1]["lacked"] == {"key": "why"}
     assert dies or "it cannot be captured; it goes on without that" in " ".join(result.output.split())
     found = json.loads((tmp_path / "built.json").read_text())
     assert [(each["tier"], each["new"]) for each in found] == [("full", True), ("fast", True)]

@@ -235,10 +235,12 @@ def test_given_the_compiler_itself_when_a_capture_fails_and_that_is_kept_then_it
     capture = (
         "    from torchperf_ros.engines.engine import CaptureFailed\n"
         "    error = CaptureFailed('it cannot be captured')\n"
-        "    error.is_known = True\n    raise error\n"
+        "    error.lacked = 'key'\n    raise error\n"
     )
     with contextlib.closing(CompileProcess(job_of(modules, capture), background=False)) as process:
-        assert list(process.messages(PATIENCE_S)) == [{"kind": AGAIN, "text": "it cannot be captured"}]
+        assert list(process.messages(PATIENCE_S)) == [
+            {"kind": AGAIN, "text": "it cannot be captured", "lacked": {"key": "it cannot be captured"}}
+        ]
 
 
 def test_given_a_parent_that_is_killed_when_it_compiles_then_the_process_dies_with_it(modules):
@@ -348,28 +350,14 @@ def test_given_a_process_that_ends_for_what_it_has_found_out_when_listened_to_th
     builder, told, process = build(
         f"if not os.path.exists({str(known)!r}):\n"
         f"    open({str(known)!r}, 'w').close()\n"
-        "    say(kind='again', text='it cannot be captured')\n"
+        "    say(kind='again', text='it cannot be captured', lacked={'key': 'no memory'})\n"
         "    os._exit(1)\n"
         "say(kind='tier', tier='full', number=1, step='loading')\n"
-        "say(kind='built', tier='full')\n"
-    )
-    wait_until(lambda: listen(builder) or told, lambda: "the next process's package")
-    assert told == ["full"]
-    wait_until(lambda: listen(builder) or builder.process is None, lambda: "its end")
-    assert (told, builder.progress) == (["full"], "")
-
-
-def test_given_what_lacked_memory_when_listened_to_then_the_next_process_is_handed_it_and_it_is_counted(
-    build,
-):
-    builder, told, _ = build(
-        "if not job['lacked']:\n"
-        "    say(kind='again', text='out of memory', lacked='key')\n    sys.exit(1)\n"
-        "say(kind='built', tier=job['lacked']['key'])\n"
+        "say(kind='built', tier='full' if job['lacked'] else 'not handed on')\n"
     )
     wait_until(lambda: listen(builder) or builder.process is None, lambda: "its end")
-    assert told == ["out of memory; it is left out", "out of memory"]
-    assert builder.lacked == {"key": "out of memory"}
+    assert (told, builder.progress) == (["it cannot be captured; it goes on without that", "full"], "")
+    assert builder.lacked == {"key": "no memory"}
 
 
 @pytest.mark.parametrize(

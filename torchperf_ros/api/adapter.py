@@ -166,8 +166,8 @@ class Adapter(abc.ABC):
         Args:
             outputs: what the tier's model returned for the tensors of `preprocess`, as it is, on the
                 stage's device: a tensor; of a model that returns `(boxes, scores)` a tuple, `outputs[0]`;
-                of one that returns `{"boxes": ..., "scores": ...}` a dict, `outputs["boxes"]`. The next
-                frame may write to their memory: copy what you keep.
+                of one that returns `{"boxes": ..., "scores": ...}` a dict, `outputs["boxes"]`. They are
+                yours to keep and to change, as far as the model itself gives new ones at each call.
             messages: what `preprocess` got.
         """
 

@@ -63,7 +63,7 @@ def main() -> int:
         # Of a capture: the next process knows of it, or is handed it.
         lacked = getattr(error, "lacked", "")
         if lacked or getattr(error, "is_known", False):
-            say(AGAIN, text=str(error), **({"lacked": lacked} if lacked else {}))
+            say(AGAIN, text=str(error), lacked={lacked: str(error)} if lacked else {})
             news.flush()
             os._exit(1)
         say("failed", tier=", ".join(job["tiers"]), text=str(error), unusable=True)

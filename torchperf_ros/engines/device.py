@@ -40,6 +40,11 @@ _libc = ctypes.CDLL(None)
 _INDEX = re.compile(r"cuda(?::(\d+))?")
 
 
+def refused_memory(device: torch.device) -> int:
+    """How often the allocator had not enough memory on a CUDA device, whatever came of it."""
+    return int(torch.cuda.memory_stats(device).get("num_ooms", 0))
+
+
 class DeviceLost(TorchperfError):
     """The device that the worker before this one had is not there now; it may come back."""
 
@@ -232,8 +237,7 @@ class Device:
 
         Inside of a package it arrives as a plain `RuntimeError`, whose text does not mention memory.
         """
-        statistics = torch.cuda.memory_stats(self.device) if self.is_cuda else {}
-        before, self._ooms = self._ooms, int(statistics.get("num_ooms", 0))
+        before, self._ooms = self._ooms, refused_memory(self.device) if self.is_cuda else 0
         return isinstance(error, torch.OutOfMemoryError) or self._ooms > before
 
     def is_lost(self, error: BaseException) -> bool:

@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 
 from torchperf_ros.api.errors import ConfigError, TorchperfError
 from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs
-from torchperf_ros.engines.device import no_garbage_collection
+from torchperf_ros.engines.device import no_garbage_collection, refused_memory
 from torchperf_ros.engines.model_transforms import matrix_precision, transform
 from torchperf_ros.engines.outputs import (
     SeesOperations,
@@ -208,9 +208,9 @@ def _capture(
     inputs: Inputs,
     pool: Any,  # noqa: ANN401
 ) -> tuple[torch.cuda.CUDAGraph, Any, list[torch.Tensor]]:
-    device, runs, raised = inputs[0].device, (_Run(), _Run()), list[Exception]()
+    device, runs, graph = inputs[0].device, (_Run(), _Run()), None
     caller, side = torch.cuda.current_stream(device), torch.cuda.Stream(device)
-    refused, graph = _refused_memory(device), None
+    refused = refused_memory(device)
     try:
         side.wait_stream(caller)
         with torch.cuda.stream(side):
@@ -220,21 +220,18 @@ def _capture(
                 with run:
                     plain = _plain_values(call(*inputs))
         caller.wait_stream(side)
-        refused, graph = _refused_memory(device), torch.cuda.CUDAGraph()
+        refused, graph = refused_memory(device), torch.cuda.CUDAGraph()
         # what the collector frees may call the driver, which ends a capture; so may other threads, hence
         # the mode
         with (
             no_garbage_collection(collects=False),
             torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"),
         ):
-            try:
-                outputs = call(*inputs)
-            except Exception as first:
-                raised.append(first)  # the end of a capture that has failed raises as well
-                raise
+            outputs = call(*inputs)
     except Exception as ended:
-        error = (*raised, ended)[0]
-        lacks_memory = "out of memory" in str(error) or _refused_memory(device) > refused
+        # The end of a capture that has failed raises as well, and says less.
+        error = ended.__context__ or ended
+        lacks_memory = "out of memory" in str(error) or refused_memory(device) > refused
         if graph is None and not lacks_memory:
             raise
         torch.cuda.set_stream(caller)
@@ -242,31 +239,22 @@ def _capture(
         # Libraries and packages raise errors of other kinds for want of memory.
         cause = torch.OutOfMemoryError(str(error)) if lacks_memory else error
         raise CaptureFailed(text.splitlines()[0]) from cause
-    if holds_lazy(outputs) or _plain_values(outputs) != plain:
-        raise EngineUnavailable(
-            "no CUDA graph: its outputs hold a generator, or a plain value that is another at each call"
-        )
     before, after = (run.operations for run in runs)
-    if before != after:
-        found = next((one for one, other in zip(before, after, strict=False) if one != other), "")
+    if holds_lazy(outputs) or _plain_values(outputs) != plain or before != after:
         raise EngineUnavailable(
-            f"no CUDA graph: on the same inputs it computes otherwise at each call: {found}"
+            "no CUDA graph: its outputs hold a generator, or a plain value that is another at each call, or it"
+            f" computes otherwise at each call, {', '.join(sorted({*before} ^ {*after})[:1])}"
         )
     # A model may fill the same dict or list at each call.
-    outputs = mapped(outputs, lambda leaf: leaf)
-    return graph, outputs, [tensor for seen in runs[1].seen if (tensor := seen()) is not None]
-
-
-def _refused_memory(device: torch.device) -> int:
-    """How often the allocator had not enough memory."""
-    return int(torch.cuda.memory_stats(device).get("num_ooms", 0))
+    own = mapped(outputs, lambda leaf: leaf)
+    return graph, own, [tensor for seen in runs[1].seen if (tensor := seen()) is not None]
 
 
 def _plain_values(outputs: Any) -> tuple[str, list[Any]]:  # noqa: ANN401 - a model may return anything
     return layout_of(outputs), [leaf for leaf in leaves_in(outputs) if isinstance(leaf, (float, complex))]
 
 
-def _place(error: Exception) -> str:
+def _place(error: BaseException) -> str:
     """The innermost line outside of torch that an error came through, which is the model's."""
     frames = [
         frame
@@ -347,9 +335,8 @@ def finished(
         else matrix_precision("tf32", device)(runner.call)
     )
     if not options.is_captured:
-        if device.type == "cuda" and options != options.without_graphs():  # torch.compile's own graphs
-            return replace(runner, call=lambda *inputs: in_new_memory(call(*inputs)))
-        return replace(runner, call=call)
+        has_own = device.type == "cuda" and options != options.without_graphs()  # torch.compile's
+        return replace(runner, call=(lambda *each: in_new_memory(call(*each))) if has_own else call)
     if device.type != "cuda":
         raise ConfigError(
             f"parameter compile_mode: reduce-overhead makes CUDA graphs; the device here is {device}"

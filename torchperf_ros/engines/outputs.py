@@ -239,11 +239,7 @@ def split(outputs: Any, sizes: Sequence[int]) -> list[Any]:  # noqa: ANN401 - a 
 
 def in_new_memory(outputs: Any) -> Any:  # noqa: ANN401 - a model may return anything
     """Copies of outputs whose memory the next run writes to, in nests that nothing else holds."""
-    return mapped(outputs, _copied)
-
-
-def _copied(leaf: Any) -> Any:  # noqa: ANN401
-    return leaf.clone() if isinstance(leaf, torch.Tensor) else copy.copy(leaf)
+    return mapped(outputs, lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else copy.copy(leaf))
 
 
 def _with(nest: Any, values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - a model may return anything

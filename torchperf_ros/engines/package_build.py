@@ -60,6 +60,7 @@ from torchperf_ros.workers.package_manifest import (
 )
 
 _TIMING_SECONDS = 1.0
+_TRIED_AGAIN = "; `torchperf compile` tries it again"
 _ROUNDS = (5, 200)
 # A GPU shares its time among processes evenly, and a worker serves meanwhile.
 _BRIEFLY = (5, 20)
@@ -287,7 +288,8 @@ class _ChoiceBuild:
         `EngineUnavailable` where nothing but eager could run it.
         """
         choice = self._work.cache.choice(self._identity)
-        if choice is None or (choice.lacked and not self._work.job.get("background")):
+        lacked = choice is not None and any(_TRIED_AGAIN in why for why in choice.left_out.values())
+        if choice is None or (lacked and not self._work.job.get("background")):
             return None
         return self._stored(choice, new=False)
 
@@ -314,7 +316,6 @@ class _ChoiceBuild:
         if work.force:  # should this process have to end before it has chosen
             work.cache.forget_findings(self._identity.key)
         calls, left_out = {EAGER: make_runner(tier, self._ways[EAGER]).call}, dict[str, str]()
-        lacked = list[str]()
         packages: dict[str, Package] = {}
         # What is captured comes last: where that fails, this process has to end, and the packages are there.
         for name, options in sorted([*self._ways.items()][1:], key=lambda way: way[1].is_captured):
@@ -330,14 +331,11 @@ class _ChoiceBuild:
             except CaptureFailed:
                 raise
             except Exception as error:  # the libraries' boundary: what one cannot take is for another
-                left_out[name] = one_line(error)
-                if isinstance(error, torch.OutOfMemoryError):
-                    lacked.append(name)
-                    left_out[name] = f"{error}; `torchperf compile` tries it again"
+                lacks_memory = isinstance(error, torch.OutOfMemoryError)
+                left_out[name] = f"{error}{_TRIED_AGAIN}" if lacks_memory else one_line(error)
         work.step("choosing between " + ", ".join(calls))
         with torch.inference_mode():
             choice = compare(calls, tuple(tensor.clone() for tensor in tier.example), tier.device, left_out)
-        choice = replace(choice, lacked=lacked)
         work.cache.keep_choice(self._identity, choice)
         chosen = self._stored(choice, new=True)
         if chosen is None:

@@ -478,13 +478,12 @@ def _in_other_light(inputs: Inputs, seed: int) -> Inputs:
 
 def _on_drawn(reference: Call, candidate: Call, drawn: Sequence[Inputs]) -> tuple[Parity, Any]:
     """The worst figures on drawn inputs, and the reference's answer to the last of them."""
-    module = reference if isinstance(reference, torch.nn.Module) else None
-    kept = KeptState(module) if module else None
+    kept = KeptState(reference) if isinstance(reference, torch.nn.Module) else None
     # a model may write to its inputs, and to what it gave at the call before, as may an engine
     expected = [in_new_memory(reference(*(t.clone() for t in inputs))) for inputs in drawn]
     numbers = [flat_numbers(outputs) for outputs in expected]
     layouts = [layout_of(outputs) for outputs in expected]
-    if module and kept and (names := depends_on_state(module, kept, drawn[-1], expected[-1])):
+    if kept is not None and (names := depends_on_state(reference, kept, drawn[-1], expected[-1])):
         raise ParityError(
             f"the model keeps state between calls ({', '.join(names)}); an engine would keep one of its own"
         )
@@ -502,12 +501,7 @@ def _on_drawn(reference: Call, candidate: Call, drawn: Sequence[Inputs]) -> tupl
     return worst, expected[-1]
 
 
-def depends_on_state(
-    model: torch.nn.Module,
-    kept: KeptState,
-    inputs: Inputs,
-    outputs: Any,  # noqa: ANN401
-) -> list[str]:
+def depends_on_state(model: Any, kept: KeptState, inputs: Inputs, outputs: Any) -> list[str]:  # noqa: ANN401
     """What a model keeps of earlier calls that changes its answer, by name.
 
     It is then back in its `kept` state.

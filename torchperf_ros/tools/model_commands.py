@@ -174,7 +174,7 @@ def _run(stage: str, job: dict[str, Any], console: "Console") -> Iterator[dict[s
     """
     from torchperf_ros.workers.compile_process import AGAIN, CompileProcess
 
-    tiers, waiting, goes_on, lacked = job["tiers"], list(job["tiers"]), True, dict[str, str]()
+    tiers, waiting, goes_on = job["tiers"], list(job["tiers"]), True
     with shell.progress_bars() as progress:
         bar = progress.add_task(f"{stage}: loading torch and the adapter", total=len(tiers), at="")
         while goes_on:
@@ -198,16 +198,13 @@ def _run(stage: str, job: dict[str, Any], console: "Console") -> Iterator[dict[s
                         raise ConfigError(message["text"])
                     elif message["kind"] == AGAIN:
                         console.print(f"{stage}: {message['text']}; it goes on without that", markup=False)
-                        if "lacked" in message:
-                            lacked[message["lacked"]] = message["text"]
-                        goes_on, job = True, {**job, "force": False, "lacked": lacked}
+                        goes_on, job = True, {**job, "lacked": job.get("lacked", {}) | message["lacked"]}
                     elif message["kind"] in {"built", "planned", "failed"} and set(done) & set(waiting):
                         progress.advance(bar)
                         waiting = [tier for tier in waiting if tier not in done]
                         yield {"stage": stage, **message}
-                if waiting and not goes_on:
-                    reason = process.death_reason() or "its process printed nothing"
-                    goes_on, job = process.died_capturing(), {**job, "force": False}
+                reason = process.death_reason() or "its process printed nothing"
+                goes_on, job = goes_on or process.died_capturing(), {**job, "force": False}
                 if waiting and not goes_on:
                     yield {"stage": stage, "kind": "failed", "tier": ", ".join(waiting), "text": reason}
             finally:

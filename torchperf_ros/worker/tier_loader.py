@@ -225,7 +225,7 @@ class TierLoader:
             return "an earlier worker failed to capture one"
         if options.engine == GRAPH and not self._has_known_sizes(tier):
             return "sizes vary; `shapes: bucket` rounds them up, `exact` fixes them"
-        return self._record(identity).why_not()
+        return CaptureRecord(self._cache, identity).why_not()
 
     def _has_known_sizes(self, tier: BuiltTier) -> bool:
         """Whether the sizes of frames are known now: fixed, rounded up, or numbers of frames in a batch."""
@@ -332,7 +332,11 @@ class TierLoader:
         self, name: str, tier: BuiltTier, options: BuildOptions, identity: Identity | None
     ) -> Runner | None:
         """The engine, unchecked; None where it has to be compiled first."""
-        record = self._record(identity) if options.is_captured and identity else None
+        record = (
+            CaptureRecord(self._cache, identity, self.capturing)
+            if options.is_captured and identity
+            else None
+        )
         if options.engine in {EAGER, GRAPH}:
             return make_runner(tier, options, record)
         if options.engine == OF_PARTS and self._setup.compile:
@@ -355,9 +359,6 @@ class TierLoader:
         if name not in self.missing:
             self.missing.append(name)
         return None
-
-    def _record(self, identity: Identity) -> CaptureRecord:
-        return CaptureRecord(self._cache, identity, self.capturing)
 
     def _remove(self, package: Path) -> None:
         try:

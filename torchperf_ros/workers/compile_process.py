@@ -115,8 +115,7 @@ class CompileProcess:
         with contextlib.suppress(ValueError):
             messages = [json.loads(line) for line in lines]
             if all(isinstance(message, dict) for message in messages):
-                for message in messages:
-                    self._capturing = message.get("capturing", "")
+                self._capturing = messages[-1].get("capturing", "") if messages else self._capturing
                 return messages
         raise ProtocolError(f"the {self._name} process wrote {lines!r}: not JSON objects")
 
@@ -156,8 +155,11 @@ class CompileProcess:
 
     def died_capturing(self) -> bool:
         """Whether it has died by itself while it captured a model, and that is kept: the next may go on."""
-        by_itself = self._process.poll() not in (0, None, *_STOPS)
-        return by_itself and bool(self._capturing) and self._cache.keep_uncapturable(self._capturing)
+        return (
+            self._process.poll() not in (0, None, *_STOPS)
+            and bool(self._capturing)
+            and self._cache.keep_uncapturable(self._capturing)
+        )
 
     def hold(self, held: bool) -> None:
         """Stop it with all that it spawned for a while, or let it go on."""
@@ -279,21 +281,17 @@ class PackageBuilder:
                 self.want(self._wanted)
             return
         for message in messages:
-            self._take(message)
-
-    def _take(self, message: dict[str, Any]) -> None:
-        if message["kind"] == "tier":
-            self.progress = f"compiling {message['number']} of {self._count}"
-        elif message["kind"] == "built":
-            self._built(message["tier"])
-        elif message["kind"] == AGAIN:
-            self._goes_on = True
-            if "lacked" in message:
-                self.lacked[message["lacked"]] = message["text"]
-                self._warn(f"{message['text']}; it is left out")
-        elif message["kind"] == "failed":
-            self._has_warned = True
-            self._warn(f"tier {message['tier']} is not compiled: {message['text']}")
+            if message["kind"] == "tier":
+                self.progress = f"compiling {message['number']} of {self._count}"
+            elif message["kind"] == "built":
+                self._built(message["tier"])
+            elif message["kind"] == AGAIN:
+                self._goes_on = True
+                self.lacked |= message["lacked"]
+                self._warn(f"{message['text']}; it goes on without that")
+            elif message["kind"] == "failed":
+                self._has_warned = True
+                self._warn(f"tier {message['tier']} is not compiled: {message['text']}")
 
     def stop(self) -> None:
         self.progress = ""

@@ -102,8 +102,7 @@ class PackageCache:
         may have been killed by somebody else at just that time, a second one has died of it.
         """
         died = self.folder / f"{key}{_DEATH}"
-        if died.exists():
-            why = why or "2 processes have died while they captured it"
+        why = why or ("2 processes have died while they captured it" if died.exists() else "")
         with contextlib.suppress(OSError):  # a folder of somebody else's
             make_private(self.folder)
             (self.folder / f"{key}{_CAPTURE_FAILED}" if why else died).write_text(why, encoding="utf-8")

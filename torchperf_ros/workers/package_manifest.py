@@ -238,13 +238,12 @@ class EngineChoice:
     """What engine `auto` has chosen for a tier on this machine, as it lies beside the packages.
 
     `timings_ms` are [median, p99] of all that were timed in turns, eager among them; `left_out` is why
-    others were not, and `lacked` names those of them for which memory did not suffice.
+    others were not.
     """
 
     engine: str
     timings_ms: dict[str, list[float]]
     left_out: dict[str, str] = field(default_factory=dict)
-    lacked: list[str] = field(default_factory=list)
 
     def best_of(self, names: Collection[str]) -> str:
         """The chosen engine; of these names the one that would have been chosen, if it was timed."""
