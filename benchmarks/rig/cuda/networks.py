@@ -84,8 +84,10 @@ def network(name: str, *, small: bool = False, own: bool = False) -> nn.Module:
     weights = {"weights": None} | ({"weights_backbone": None} if name == LRASPP else {})
     found: nn.Module = getattr(family, name)(**weights)
     if name == VIT:
-        # Its head begins with zeros, so that every answer would be the same.
+        # Its head begins with zeros, so that every answer would be the same. One class stands out, as in those of the
+        # other two: half precision would choose another one of two that are near each other.
         nn.init.normal_(found.heads.head.weight, std=0.02)
+        nn.init.normal_(found.heads.head.bias, std=5.0)
     return found
 
 
