@@ -24,14 +24,14 @@ def _adapters_can_be_imported_by_workers():
 
 
 @pytest.fixture
-def ctrl_c_at_the_16th(monkeypatch):
-    """Ctrl-C comes while a stage is given its 16th message."""
+def ctrl_c_at_the_16th(monkeypatch, request):
+    """Ctrl-C, or another signal, comes while a stage is given its 16th message."""
     given, receive = [], StageInput.receive
 
     def interrupted(self, data):
         given.append(data)
         if len(given) == 16:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(getattr(request, "param", signal.SIGINT))
         receive(self, data)
 
     monkeypatch.setattr(StageInput, "receive", interrupted)

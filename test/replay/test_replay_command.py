@@ -1,6 +1,7 @@
 """`torchperf replay` as a user runs it."""
 
 import json
+import signal
 
 import numpy as np
 import pytest
@@ -141,7 +142,10 @@ def test_given_bad_input_when_replayed_then_one_line_says_what_and_the_status_is
 
 
 @pytest.mark.usefixtures("ctrl_c_at_the_16th")
-def test_given_ctrl_c_when_replaying_then_what_was_done_is_written_and_the_status_is_1(log, tmp_path):
+@pytest.mark.parametrize("ctrl_c_at_the_16th", [signal.SIGINT, signal.SIGTERM], indirect=True)
+def test_given_ctrl_c_or_sigterm_when_replaying_then_what_was_done_is_written_and_the_status_is_1(
+    log, tmp_path
+):
     run = tmp_path / "run.json"
     done = torchperf(log, *sets(), "--json", run)
     assert done.exit_code == 1, done.output

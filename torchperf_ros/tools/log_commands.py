@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -155,6 +156,7 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter for each option
         target,
         {name: parse_value(name, value) for name, value in own.items()},
     )
+    signal.signal(signal.SIGTERM, _end_as_ctrl_c)
     files = list(named.values())
     scheduler = "" if parallel.isdecimal() else parallel
     if is_batch(logs):
@@ -168,6 +170,11 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter for each option
             "--parallel: an address is for several logs, or a folder of them; this is one log"
         )
     raise typer.Exit(0 if _one(logs[0], options, files, dry_run=dry_run) else _PARTIAL)
+
+
+def _end_as_ctrl_c(number: int, frame: FrameType | None) -> None:
+    on_ctrl_c = signal.getsignal(signal.SIGINT)  # which holds it while a frame is given to a stage
+    (on_ctrl_c if callable(on_ctrl_c) else signal.default_int_handler)(number, frame)
 
 
 def _many(
@@ -188,7 +195,6 @@ def _many(
             shell.say(shown, line)
         return 0
     shell.need("dask", "distributed", "pyarrow", "cryptography")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends it as Ctrl-C does
     return replay_batch(logs, options, batch, shell.progress_bars(), shown)
 
 
@@ -695,10 +701,9 @@ def anomalies(
     samples = _run_samples(file, stage) if is_run else _csv_samples(file)
     detector = SeriesDetector(caution=caution or (FRAME_CAUTION if is_run else 1.0))
     scores = [detector.update(time, value).score for _, _, time, value in samples]
-    out = io.StringIO("timestamp,value,anomaly_score\n")
-    out.seek(0, io.SEEK_END)
-    rows = csv.writer(out, lineterminator="\n")
-    rows.writerows((*one[:2], f"{score:.6f}") for one, score in zip(samples, scores, strict=True))
+    out, heads = io.StringIO(), ("timestamp", "value", "anomaly_score")
+    rows = ((*one[:2], f"{score:.6f}") for one, score in zip(samples, scores, strict=True))
+    csv.writer(out, lineterminator="\n").writerows([heads, *rows])
     try:
         if to_stdout:
             sys.stdout.write(out.getvalue())
