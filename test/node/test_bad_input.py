@@ -204,9 +204,8 @@ def pool(start_node, obedient, tmp_path_factory):
     (modules / "adapter_not_importable.py").write_text(
         'raise ImportError("the camera\'s driver is not installed")\n'
     )
-    path = os.pathsep.join([str(modules), os.environ.get("PYTHONPATH", "")])
     with socket.socket() as taken, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", path)
+        patch.setenv("PYTHONPATH", str(modules), prepend=os.pathsep)
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         node = start_node(

@@ -95,9 +95,7 @@ def test_given_an_incident_when_replayed_then_the_guard_has_what_it_had_and_what
     with AnyReader([incident / "black_box"]) as reader:
         counts = {topic.rpartition("/")[2]: found.msgcount for topic, found in reader.topics.items()}
     assert (counts["odom"], counts["scan"]) == (counts["image"], 1)
-    monkeypatch.setenv(
-        "PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    )
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     result = replay(incident, ReplayOptions())
     assert result.stages["camera"].checks == {"stop": counts["image"]}
     assert any("the emergency lane is left out" in trouble for trouble in result.summary["troubles"])

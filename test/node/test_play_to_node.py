@@ -19,6 +19,7 @@ from nav_msgs.msg import Path
 from sensor_msgs.msg import Image
 from visualization_msgs.msg import MarkerArray
 
+from benchmarks.rig.messages import odometry_bytes
 from torchperf_ros.api.messages import empty_message, encode, header
 from torchperf_ros.api.outcome import Outcome
 from torchperf_ros.replay.replay import replay
@@ -35,28 +36,20 @@ AGE_MS = 40
 def image(t_ns, number, width, height):
     """Received at this time, `AGE_MS` after its stamp."""
     row = np.fromiter(((number * 40 + i) % 256 for i in range(3 * width)), np.uint8)
-    stamped = header(t_ns - AGE_MS * MS, "camera")
-    return encoded(
+    message = empty_message(
         IMAGE,
-        header=stamped,
+        header=header(t_ns - AGE_MS * MS, "camera"),
         height=height,
         width=width,
         encoding="rgb8",
         step=3 * width,
         data=np.tile(row, height),
     )
+    return bytes(encode(message, IMAGE))
 
 
 def odometry(t_ns, speed_mps):
-    twist = empty_message("geometry_msgs/msg/TwistWithCovariance")
-    twist.twist.linear.x = speed_mps
-    pose = empty_message("geometry_msgs/msg/PoseWithCovariance")
-    pose.pose.orientation.w = 1.0
-    return encoded(ODOMETRY, header=header(t_ns - AGE_MS * MS, "camera"), pose=pose, twist=twist)
-
-
-def encoded(name, **fields):
-    return bytes(encode(empty_message(name, **fields), name))
+    return odometry_bytes(speed=speed_mps, stamp_ns=t_ns - AGE_MS * MS, frame="camera")
 
 
 def write_drive(folder, frames, every_ms, width, height, *, after=0.5):

@@ -3,7 +3,6 @@
 import ctypes
 import itertools
 import threading
-import time
 
 import pytest
 
@@ -19,17 +18,10 @@ from std_msgs.msg import String
 from torchperf_ros.node import ring_subscription
 from torchperf_ros.node.ring_subscription import Receiver, RingSubscription, TakeError, Taker, checked_taker
 
+from ..stage.conftest import wait_until
 from .perf_process import DOMAIN_ID
 
 _TOPICS = itertools.count()
-
-
-def soon(condition):
-    """Whether it comes true within a minute."""
-    until = time.monotonic() + 60
-    while not condition() and time.monotonic() < until:
-        time.sleep(0.001)
-    return condition()
 
 
 class Stream:
@@ -56,7 +48,7 @@ class Stream:
         """Publish a text, and take it; what came, and whether the memory holds it."""
         data, count = bytes(serialize_message(String(data=text))), len(self.taken)
         self.publisher.publish(data)
-        assert soon(lambda: len(self.taken) > count)
+        wait_until(lambda: len(self.taken) > count, lambda: "what was published")
         assert [taken for _, taken in self.taken[count:]] == [data]
         return self.taken[-1][0], self.memory[: len(data)] == data
 
@@ -117,10 +109,10 @@ def test_given_an_error_of_rcl_when_a_message_comes_then_it_is_said_and_those_th
     stream = Stream(stranger, Taker())
     with Received(stream):
         stream.publisher.publish(String(data="first"))
-        assert soon(lambda: stream.failures)
+        wait_until(lambda: stream.failures, lambda: "the error")
         assert stream.failures == ["rcl_take_serialized_message returned 1 and 0 bytes"]
         # what was not taken is there still
-        assert soon(lambda: stream.taken)
+        wait_until(lambda: stream.taken, lambda: "what was not taken")
         assert stream.tell("by rclpy") == (bytes, False)
         assert len(stream.failures) == 1
 
@@ -129,7 +121,7 @@ def test_given_two_triggers_when_one_fails_in_its_stage_then_both_are_received_o
     first, second = (Stream(stranger, Taker()) for _ in range(2))
     with Received(first, second) as both:
         first.tell("boom")
-        assert soon(lambda: both.failed)
+        wait_until(lambda: both.failed, lambda: "the error")
         assert first.tell("well again") == (memoryview, True)
         assert second.tell("never ill") == (memoryview, True)
         assert len(both.failed) == 1
@@ -168,7 +160,7 @@ def test_given_a_trigger_when_messages_come_then_the_nodes_executor_sleeps_on(st
         stream.tell("the first")
         waiting = threading.Thread(target=executor.spin_once, kwargs={"timeout_sec": 1.0})
         waiting.start()
-        assert soon(lambda: rounds.count)
+        wait_until(lambda: rounds.count, lambda: "the executor waits")
         for number in range(30):
             stream.tell(f"number {number}")
         woken = rounds.count

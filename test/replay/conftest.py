@@ -18,8 +18,7 @@ START_NS = 1_700_000_000 * S
 @pytest.fixture(scope="session", autouse=True)
 def _adapters_can_be_imported_by_workers():
     with pytest.MonkeyPatch.context() as patch:
-        here = str(Path(__file__).parent)
-        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")])))
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
         yield
 
 

@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from http.client import HTTPException
 from pathlib import Path
 from urllib.request import urlopen
@@ -46,6 +45,7 @@ from torchperf_ros.replay.logs.log_storage import LogError
 from torchperf_ros.replay.replay_options import ReplayOptions, read_config
 from torchperf_ros.tools.main import app
 
+from ..stage.conftest import wait_until
 from .conftest import one_stage, write_drive
 
 for _name in ("dask", "distributed", "pyarrow"):
@@ -101,18 +101,6 @@ def workers_alive(folder):
     ]
 
 
-def wait_until(condition, what, process=None, timeout_s=200.0):
-    """Look every 20 ms, for events that nobody notifies of.
-
-    Only while the process lives that brings it about.
-    """
-    give_up_at = time.monotonic() + timeout_s
-    while not condition():
-        assert process is None or process.poll() is None, f"{what}, and its output: {process.communicate()}"
-        assert time.monotonic() < give_up_at, f"not within {timeout_s} s: {what}"
-        time.sleep(0.02)
-
-
 @pytest.fixture(scope="module")
 def replayed(tmp_path_factory):
     """Two good logs, one that is none, one that loses its worker once, and one that loses every worker."""
@@ -158,7 +146,7 @@ def test_given_many_logs_when_replayed_then_a_summary_says_what_came_of_each_and
     page = (replayed.out / "report.html").read_text(encoding="utf-8")
     assert 'id="run2"' in page
     assert "<b>friday</b>" in page
-    wait_until(lambda: not workers_alive(replayed.notes), "no worker of a stage is left")
+    wait_until(lambda: not workers_alive(replayed.notes), lambda: "no worker of a stage is left")
     assert sorted(path.name for path in replayed.out.iterdir()) == [
         ".lock",
         "monday",
@@ -209,7 +197,7 @@ def test_given_a_task_whose_command_has_ended_when_it_looks_then_it_ends_too_and
     task = LogTask(log, drives.options, drives.out, run_folder, "key")
 
     def end_the_command():
-        wait_until((drives.notes / "slow").exists, "a frame is replayed")
+        wait_until((drives.notes / "slow").exists, lambda: "a frame is replayed")
         shutil.rmtree(run_folder)
 
     ending = threading.Thread(target=end_the_command)
@@ -217,7 +205,7 @@ def test_given_a_task_whose_command_has_ended_when_it_looks_then_it_ends_too_and
     with pytest.raises(TorchperfError, match="the command that started it has ended"):
         replay_one(task)
     ending.join()
-    wait_until(lambda: not workers_alive(drives.notes), "no worker of a stage is left")
+    wait_until(lambda: not workers_alive(drives.notes), lambda: "no worker of a stage is left")
     assert list(drives.out.iterdir()) == []
 
 
@@ -316,7 +304,9 @@ def test_given_a_replay_of_many_when_ended_then_nothing_of_it_goes_on(drives, tm
         env={**os.environ, "TMPDIR": str(tmp_path)},  # a killed command leaves its temporary folder behind
     )
     try:
-        wait_until((drives.notes / "slow").exists, "a frame is replayed, by a process that lives", process)
+        slow = drives.notes / "slow"
+        wait_until(lambda: slow.exists() or process.poll() is not None, lambda: "a frame is replayed")
+        assert process.poll() is None, process.communicate()
         if number == signal.SIGINT:  # from a terminal it reaches the whole group
             os.killpg(process.pid, number)
         else:
@@ -324,7 +314,7 @@ def test_given_a_replay_of_many_when_ended_then_nothing_of_it_goes_on(drives, tm
         out, err = process.communicate(timeout=200)
     finally:
         process.kill()
-    wait_until(lambda: not workers_alive(drives.notes), "no worker of a stage is left")
+    wait_until(lambda: not workers_alive(drives.notes), lambda: "no worker of a stage is left")
     assert "Traceback" not in err
     assert not [path for path in drives.out.iterdir() if not path.name.startswith(".") and path.is_dir()]
     if number == signal.SIGINT:

@@ -26,8 +26,7 @@ S, MS = 1_000_000_000, 1_000_000
 @pytest.fixture(scope="session", autouse=True)
 def _adapters_can_be_imported_by_workers():
     with pytest.MonkeyPatch.context() as patch:
-        here = str(Path(__file__).parent)
-        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")])))
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
         yield
 
 

@@ -60,8 +60,8 @@ PATIENCE_S = 0.3 * 60.0 * PATIENCE_MIN
 
 @pytest.fixture(autouse=True)
 def _trials_can_import_the_adapter(monkeypatch, tmp_path):
-    here = [str(Path(__file__).parent), str(ROOT), os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, here)))
+    for folder in (ROOT, Path(__file__).parent):
+        monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 

@@ -13,6 +13,8 @@ from torchperf_ros.models.networks import CLASSES, IMAGE_HEIGHT, IMAGE_WIDTH
 from torchperf_ros.replay.replay_record import OutputLog
 from torchperf_ros.train.labelled_log import LabelledLog, LoggedImages
 
+from ..api.test_pixels import image
+
 # The camera's module filters this warning itself, but pytest resets filters.
 pytestmark = pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
 
@@ -26,10 +28,9 @@ def log(tmp_path_factory):
     path = tmp_path_factory.mktemp("log") / "drive.mcap"
     out = OutputLog(path)
     for number in range(1, COUNT + 1):
-        data = np.full(224 * 128 * 3, 10 * number, np.uint8)
-        fields = {"height": 128, "width": 224, "encoding": "rgb8", "step": 224 * 3, "data": data}
-        image = empty_message(IMAGE, header=header(number * 10**9, "camera"), **fields)
-        out.write("/image", IMAGE, bytes(encode(image, IMAGE)), number * 10**9)
+        pixels = np.full((128, 224, 3), 10 * number, np.uint8)
+        message = image("rgb8", pixels, header=header(number * 10**9, "camera"))
+        out.write("/image", IMAGE, bytes(encode(message, IMAGE)), number * 10**9)
         out.write("/odom", ODOMETRY, bytes(encode(empty_message(ODOMETRY), ODOMETRY)), number * 10**9)
     out.close()
     return path

@@ -33,9 +33,7 @@ def say(**fields):
 @pytest.fixture
 def modules(tmp_path, monkeypatch):
     """A folder whose modules processes find."""
-    monkeypatch.setenv(
-        "PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH", "")]))
-    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     return tmp_path
 
 

@@ -29,7 +29,7 @@ def modules(tmp_path_factory):
     """A folder that processes import from; each file is a module."""
     folder = tmp_path_factory.mktemp("modules")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ["PYTHONPATH"]]))
+        patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
         yield folder
 
 

@@ -31,6 +31,8 @@ from torchperf_ros.observe.watch.stage_signals import COUNTED
 from torchperf_ros.safety.emergency import Emergency
 from torchperf_ros.settings.config import node_config
 
+from ...stage.conftest import wait_until
+
 FULL = {
     "name": "full",
     "engine": "aoti",
@@ -333,26 +335,22 @@ def test_given_a_port_that_is_taken_or_an_address_of_another_machine_when_export
         MetricsExporter(config(metrics_port=free_port(), metrics_address="192.0.2.1"), stages)
 
 
-def wait_for_text(port):
-    while True:  # pytest's time is over where none is answered
-        with contextlib.suppress(OSError):
-            return scrape(port)
-        time.sleep(0.05)
-
-
 def test_given_clients_that_ask_for_nothing_when_another_one_scrapes_then_it_is_refused_and_counted_until_they_go(
     export, monkeypatch
 ):
+    def answering():
+        return [one for one in threading.enumerate() if "process_request_thread" in one.name]
+
     monkeypatch.setattr(_ScrapeHandler, "timeout", 60.0)
     _, port = export()
     idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(4)]
     with pytest.raises(OSError, match=r"503|reset"):  # the connection may be closed before its words come
         scrape(port)
-    assert len([one for one in threading.enumerate() if "process_request_thread" in one.name]) <= 4
+    assert len(answering()) <= 4
     for one in idle:
         one.close()
-    text = wait_for_text(port)
-    assert float(re.search(r"^torchperf_refused_scrapes_total (\S+)$", text, re.M)[1]) >= 1.0
+    wait_until(lambda: not answering(), lambda: "every place is free")
+    assert float(re.search(r"^torchperf_refused_scrapes_total (\S+)$", scrape(port), re.M)[1]) >= 1.0
 
 
 def test_given_a_client_that_is_silent_when_its_time_is_over_then_its_place_is_free_again(

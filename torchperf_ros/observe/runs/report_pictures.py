@@ -117,9 +117,8 @@ def timeline(stage: StageLog, most: int, alerts: Sequence[LoggedAlert] = ()) -> 
 
     # plotly's
     def draw(chosen: Any, name: str, row: int = 1, y: Any = None, **look: Any) -> None:  # noqa: ANN401
-        values = rounded(total_ms[chosen]) if y is None else y
         look = {"hovertemplate": "%{y:.2f} ms", **look}
-        x, y = _times(frames["t_ns"][chosen]), values
+        x, y = _times(frames["t_ns"][chosen]), rounded(total_ms[chosen]) if y is None else y
         if "lines" in look["mode"]:
             x, y = broken(x, y, stretch[chosen])
         figure.add_scatter(x=x, y=y, name=name, row=row, col=1, **look)
@@ -175,30 +174,46 @@ def timeline(stage: StageLog, most: int, alerts: Sequence[LoggedAlert] = ()) -> 
         line={"color": GREEN, "width": 1.5, "shape": "hv"},
     )
     if stage.health:
-        times, words = zip(*stage.health, strict=True)
-        end_ns = max(int(frames["t_ns"][-1]) if len(stage) else 0, times[-1])
-        figure.add_scatter(
-            x=_times([*times, end_ns]),
-            y=[*words, words[-1]],
-            name="health",
-            mode="lines",
-            showlegend=False,
-            line={"color": ORANGE, "width": 2, "shape": "hv"},
-            hovertemplate="%{y}",
-            row=3,
-            col=1,
-        )
-        figure.update_yaxes(
-            title_text="health",
-            categoryorder="array",
-            categoryarray=[one.name for one in Health],
-            range=[len(Health) - _HALF, -_HALF],
-            dtick=1,
-            row=3,
-            col=1,
-        )
-    for begin_ns, end_ns in stage.safe_stops:
-        begin, end = _times([begin_ns, end_ns])
+        _draw_health(figure, stage)
+    concerned = {stage.name, "machine", "node"}  # what all stages share, too
+    marked = [one for one in alerts if one.level != "OK" and one.name.partition(": ")[0] in concerned]
+    if marked:
+        _mark(figure, marked[:_MOST_MARKS])
+    names = [stage.tier_name(number) for number in sorted({int(tier) for tier in ran}, reverse=True)]
+    figure.update_yaxes(title_text="ms", rangemode="tozero", row=1, col=1)
+    figure.update_yaxes(title_text="tier", categoryorder="array", categoryarray=names, row=2, col=1)
+    figure.update_xaxes(type="date")
+    figure.update_xaxes(title_text="UTC", row=rows, col=1)
+    figure.update_layout(height=height_px + _AROUND_PX, hovermode="x unified", legend=LEGEND)
+    return figure
+
+
+def _draw_health(figure: go.Figure, stage: StageLog) -> None:
+    """In the third row, with SAFE_STOP as a band over all of them."""
+    times, words = zip(*stage.health, strict=True)
+    end_ns = max(int(stage.frames["t_ns"][-1]) if len(stage) else 0, times[-1])
+    figure.add_scatter(
+        x=_times([*times, end_ns]),
+        y=[*words, words[-1]],
+        name="health",
+        mode="lines",
+        showlegend=False,
+        line={"color": ORANGE, "width": 2, "shape": "hv"},
+        hovertemplate="%{y}",
+        row=3,
+        col=1,
+    )
+    figure.update_yaxes(
+        title_text="health",
+        categoryorder="array",
+        categoryarray=[one.name for one in Health],
+        range=[len(Health) - _HALF, -_HALF],
+        dtick=1,
+        row=3,
+        col=1,
+    )
+    for stop in stage.safe_stops:
+        begin, end = _times(stop)
         figure.add_shape(
             type="rect",
             x0=begin,
@@ -210,26 +225,25 @@ def timeline(stage: StageLog, most: int, alerts: Sequence[LoggedAlert] = ()) -> 
             layer="below",
             line={"width": 0},
         )
-    concerned = {stage.name, "machine", "node"}  # what all stages share, too
-    marked = [one for one in alerts if one.level != "OK" and one.name.partition(": ")[0] in concerned][
-        :_MOST_MARKS
-    ]
-    colours = [VERMILION if one.level == "ERROR" else ORANGE for one in marked]
-    if marked:
-        figure.add_scatter(
-            x=_times([one.t_ns for one in marked]),
-            y=[0] * len(marked),
-            name=f"anomalies ({len(marked):,})",
-            text=[html.escape(f"{one.name}: {one.message}"[:_LONGEST_HOVER]) for one in marked],
-            mode="markers",
-            hovertemplate="%{text}",
-            row=1,
-            col=1,
-            cliponaxis=False,
-            marker={"color": colours, "size": 10, "symbol": "star"},
-        )
-    for one, colour in zip(marked, colours, strict=True):
-        (at,) = _times([one.t_ns])
+
+
+def _mark(figure: go.Figure, alerts: Sequence[LoggedAlert]) -> None:
+    """A star at the foot of the first row for each of these, and a line over all rows."""
+    times = _times([one.t_ns for one in alerts])
+    colours = [VERMILION if one.level == "ERROR" else ORANGE for one in alerts]
+    figure.add_scatter(
+        x=times,
+        y=[0] * len(alerts),
+        name=f"anomalies ({len(alerts):,})",
+        text=[html.escape(f"{one.name}: {one.message}"[:_LONGEST_HOVER]) for one in alerts],
+        mode="markers",
+        hovertemplate="%{text}",
+        row=1,
+        col=1,
+        cliponaxis=False,
+        marker={"color": colours, "size": 10, "symbol": "star"},
+    )
+    for at, colour in zip(times, colours, strict=True):
         figure.add_shape(
             type="line",
             x0=at,
@@ -240,13 +254,6 @@ def timeline(stage: StageLog, most: int, alerts: Sequence[LoggedAlert] = ()) -> 
             layer="below",
             line={"color": colour, "width": 1, "dash": "dot"},
         )
-    names = [stage.tier_name(number) for number in sorted({int(tier) for tier in ran}, reverse=True)]
-    figure.update_yaxes(title_text="ms", rangemode="tozero", row=1, col=1)
-    figure.update_yaxes(title_text="tier", categoryorder="array", categoryarray=names, row=2, col=1)
-    figure.update_xaxes(type="date")
-    figure.update_xaxes(title_text="UTC", row=rows, col=1)
-    figure.update_layout(height=height_px + _AROUND_PX, hovermode="x unified", legend=LEGEND)
-    return figure
 
 
 def distribution(stage: StageLog) -> go.Figure:

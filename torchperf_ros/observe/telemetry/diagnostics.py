@@ -80,7 +80,6 @@ class NodeLook:
         """Take memory in use, the emergency lane's status, and how many scrapes were refused."""
         self.use, self.lane, self.refused = use, lane, refused
         self.used_share = use.used_share(config.memory_limit_mib)
-        self.memory_share = MEMORY_SHARE
 
 
 @dataclass(frozen=True)
@@ -456,7 +455,7 @@ NODE_FIELDS: Final = (
     _F("", _get("use.shared"), "torchperf_shared_memory_bytes", "Shared memory that frames have touched"),
     _F("", _get("used_share"), "torchperf_memory_used_ratio",
        "Memory of the models, as a share of its limit"),
-    _F("", _get("memory_share"), "torchperf_memory_share_ratio", "Share from which lower tiers run"),
+    _F("", lambda _: MEMORY_SHARE, "torchperf_memory_share_ratio", "Share from which lower tiers run"),
 )  # fmt: skip
 
 # Those that Prometheus gets.
@@ -556,9 +555,10 @@ def _summary(stage: Stage, health: Health) -> str:
     if health is Health.WAITING:
         return "WAITING: no input" if stage.statistics.counters.frames == 0 else "WAITING: input stopped"
     tier, compiling = stage.config.tiers[stage.ladder.tier], stage.pool.rolling_update.compiling
-    scene = f"scene {_scene(stage, stage.scenes.active)}" if len(stage.config.scenes) > 1 else ""
-    if stage.scenes.active != stage.scenes.wanted:
-        scene += f", {_scene(stage, stage.scenes.wanted)} is wanted"
+    scenes, known = stage.scenes, stage.config.scenes
+    scene = f"scene {known[scenes.active].name}" if len(known) > 1 else ""
+    if scenes.active != scenes.wanted:
+        scene += f", {known[scenes.wanted].name} is wanted"
     lost = (
         [] if stage.sync is None else [one.rule.topic for one in stage.sync.inputs.values() if one.is_lost]
     )
@@ -568,10 +568,6 @@ def _summary(stage: Stage, health: Health) -> str:
     why = kept_down(stage) or (_not_yet_nominal(stage) if health is Health.DEGRADED and not dropped else "")
     parts = [f"tier {tier}", scene, inputs, stage.actions.words(monotonic_ns()), dropped, why, compiling]
     return f"{health.name}: " + ", ".join(filter(None, parts))
-
-
-def _scene(stage: Stage, number: int) -> str:
-    return stage.config.scenes[number].name
 
 
 def _not_yet_nominal(stage: Stage) -> str:
