@@ -448,9 +448,10 @@ def test_given_ways_between_poses_then_speeds_are_led_on_at_the_ends_and_a_peak_
     assert _fastest(speeds, steps).tolist() == [0.0, 6.0, 8.5, 6.0, 0.0]
 
 
-def test_given_a_lane_of_two_poses_in_a_bend_then_each_end_goes_on_from_its_own_pose():
-    x, y, yaw = bent(np.array([0.0, 8.0]), 0.02)
-    s = np.array([-20.0, 28.0])
+@pytest.mark.parametrize("length_m", [8.0, 15.0])
+def test_given_a_lane_of_two_poses_in_a_bend_then_each_end_goes_on_from_its_own_pose(length_m):
+    x, y, yaw = bent(np.array([0.0, length_m]), 0.02)
+    s = np.array([-20.0, length_m + 20.0])
     at_x, at_y, turned = bent(s, 0.02)
     found = Lane(Track(np.array([0.0, 1.0]), x + 1j * y, yaw)).project(at_x + 1j * at_y)
     assert found[0] == pytest.approx(s, abs=0.2)

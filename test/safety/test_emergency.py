@@ -127,7 +127,7 @@ def test_given_points_all_around_then_those_that_the_vehicle_will_come_over_are_
     x, y = (
         grid.ravel() for grid in np.meshgrid(sign * np.arange(0.03, 13.0, 0.12), np.arange(-6.0, 6.0, 0.12))
     )
-    found = corridor.inside(x, y)
+    found = corridor.way_m(x, y) <= corridor.length_m
     ahead = np.abs(x) > corridor.ahead_m
     comes_over, _ = swept(corridor, x, y, wider_m=-0.01, longer_m=-0.05)
     _, is_there = swept(corridor, x, y, wider_m=0.01)
@@ -138,7 +138,7 @@ def test_given_points_all_around_then_those_that_the_vehicle_will_come_over_are_
     assert not found[swept(corridor, x, y, wider_m=-0.01)[1]].any()  # what is in the vehicle is the vehicle
     passed = ~swept(corridor, x, y, wider_m=0.02, longer_m=0.1)[0]
     assert not found[~ahead & passed].any()  # beside the vehicle there is no margin
-    assert not corridor.inside(-x, y).any()  # nor is anything behind it in its way
+    assert not (corridor.way_m(-x, y) <= corridor.length_m).any()  # nor is anything behind it in its way
 
 
 def test_given_a_speed_when_the_corridor_is_made_then_it_is_as_long_as_reaction_and_braking_take():
@@ -297,17 +297,18 @@ def stamped(message, at_ms):
     return restamped(message, round(ROS_S * NS_PER_S + at_ms * NS_PER_MS))
 
 
+@pytest.mark.parametrize("of_odometry", [False, True])
 def test_given_scans_that_come_later_and_later_when_one_is_older_than_its_timeout_then_it_counts_as_none(
-    lane,
+    lane, of_odometry
 ):
-    for step in range(7):
+    late = lane.rules.odometry if of_odometry else lane.rules.sensors[SCAN]
+    for late_ms in 50.0 * np.arange(8):  # 50 ms later each
         lane.clock.advance_ms(100.0)
-        lane.move()
-        assert lane.see(stamped(FREE, 50.0 * step)) is None  # 50 ms later each
-    lane.clock.advance_ms(100.0)
-    lane.move()
-    assert lane.see(stamped(FREE, 350.0)) is None
-    problem = lane.rules.sensors[SCAN].problem
+        speed = 10.0 if late_ms < 350.0 else 3.0
+        lane.move(speed, stamp_ns=round((lane.clock() / NS_PER_MS - of_odometry * late_ms) * NS_PER_MS))
+        assert lane.see(stamped(FREE, 0.0 if of_odometry else late_ms)) is None
+    problem = late.problem
+    assert lane.rules.motion.speed == (10.0 if of_odometry else 3.0)
     assert (
         problem == "it came 349 ms later than others, by its stamp; its timeout is 300 ms"
     )  # a thousandth is forgotten
@@ -588,7 +589,9 @@ def test_given_ten_hours_of_noisy_scans_between_walls_when_driven_then_it_stops_
         )  # so that no wall is in it, and this is all of it:
         row, beam = np.nonzero((np.abs(ranges * sin) < 1.9) & (ranges < 16.0))
         x, y = 3.5 + (ranges * cos)[row, beam], (ranges * sin)[row, beam]
-        shown = np.bincount(row[corridor.inside(x.astype(float), y.astype(float))], minlength=BLOCK)
+        shown = np.bincount(
+            row[corridor.way_m(x.astype(float), y.astype(float)) <= corridor.length_m], minlength=BLOCK
+        )
         rows = np.flatnonzero(shown >= lane.rules.options.min_points)
         suspects += len(rows)
         lane.move(10.0, yaw_rate)

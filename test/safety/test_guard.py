@@ -694,6 +694,20 @@ def test_given_an_activation_when_older_things_come_then_they_do_not_count():
     assert bench.check(bench.plan()).verdict is GuardVerdict.ACCEPT
 
 
+@pytest.mark.parametrize(("first", "late"), [([Box(25.0, 0.0)], [FAR]), ([FAR], [Box(25.0, 0.0)])])
+def test_given_messages_that_were_overtaken_when_they_come_late_then_they_take_nothing_away(first, late):
+    bench = Bench(boxes=first)
+    old_ns = bench.ros_ns - 150 * MS
+    bench.guard.saw(0, markers_bytes(late, stamp_ns=old_ns), bench.now_ns + 10 * MS)
+    bench.guard.moved(odometry_bytes(-1.0, speed=3.0, stamp_ns=old_ns), bench.now_ns + 10 * MS)
+    bench.after_s = 0.02
+    assert bench.check(bench.plan()).verdict is GuardVerdict.BRAKE
+    assert bench.guard.refused["odometry why"] == "stamped before the message that came before it"
+    # An array that comes in time replaces both.
+    bench.guard.saw(0, markers_bytes([FAR], stamp_ns=bench.ros_ns), bench.now_ns)
+    assert bench.check(bench.plan()).verdict is GuardVerdict.ACCEPT
+
+
 def test_given_thousands_of_poses_when_checked_then_obstacles_are_found_all_the_same():
     bench = Bench(boxes=[Box(25.0, 0.0)])
     plan = straight_plan(step_s=0.001)

@@ -139,6 +139,18 @@ def test_given_a_folder_that_cannot_be_written_when_a_latch_is_kept_or_cleared_t
         keeper.close()
 
 
+def test_given_a_full_disk_when_a_latch_is_kept_then_an_empty_file_says_so_until_it_is_cleared(file):
+    part = file.with_name(".latch.json.part")
+    part.mkdir(parents=True)  # nothing can be written
+    keeper = keep(file, Latch(OBSTACLE, "scan shows a wall", 1))
+    assert keeper.problem
+    latch = read_latch(file, 0)
+    assert "is damaged" in latch.reason
+    part.rmdir()
+    keep(file, None, before=latch)
+    assert read_latch(file, 0) is None
+
+
 def test_given_a_disk_that_hangs_when_a_latch_is_kept_then_nobody_waits_for_it(file):
     held = threading.Event()
     keeper = LatchKeeper(file, None, held.wait)

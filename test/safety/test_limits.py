@@ -326,9 +326,9 @@ def test_given_a_plan_when_its_end_is_looked_at_then_it_stands_where_its_last_sp
     assert track(T[-2:], np.array([0.0, 0.0])).ends_standing
 
 
-def judged(times_s, x, speed=10.0, age_s=0.0, y=0.0):
+def judged(times_s, x, speed=10.0, age_s=0.0, y=0.0, yaw=0.0):
     motion = Motion.read(odometry_bytes(speed=speed), 0)
-    return off_start(track(times_s, x, y), motion, age_s, OPTIONS)
+    return off_start(track(times_s, x, y, yaw), motion, age_s, OPTIONS)
 
 
 def start(*args, **more):
@@ -348,6 +348,13 @@ def test_given_a_plan_when_it_is_elsewhere_than_the_vehicle_then_it_is_said_wher
     )  # 5 m/s faster
     assert start(T + 0.2, 10 * T + 2.0) == ""
     assert start(T + 0.2, 10 * T + 3.1).startswith("is 1.1 m from where the vehicle is 0.2 s from now")
+    # Turned round, a footprint would be that of a vehicle elsewhere, also where the places are right.
+    assert start(T, 10 * T, yaw=0.49) == start(T, 0 * T, speed=0.0, yaw=-0.49) == ""
+    turned = "is 3.14 rad from where the vehicle is 0 s from now, 0.5 rad are allowed"
+    assert start(T, 10 * T, yaw=math.pi) == start(T, 0 * T, speed=0.0, yaw=-math.pi) == turned
+    assert start(T, -2 * T, speed=0.9) == start(T, 2 * T, speed=-0.9) == ""
+    rolls = "leads the other way than the vehicle rolls, by 1.1 m/s; it stops first"
+    assert start(T, -2 * T, speed=1.1) == rolls == start(T, 2 * T, speed=-1.1).replace("-", "")
     assert start(T + 0.21, 10 * T + 2.1) == "begins 0.21 s from now, 0.2 s are allowed"
 
 

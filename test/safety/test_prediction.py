@@ -552,6 +552,16 @@ def test_given_a_known_lane_when_a_plan_leaves_a_bend_then_what_comes_beyond_its
     course = course_of(lane, arc, seen, Shown(Looks.KEEPS))
     assert not course.joined[0]
     assert course.along.left[0] == pytest.approx(3.5 * side, abs=0.1)
+    # What is aslant says that the road bends, but not where that is far behind the first that comes.
+    for behind_m, beside in ((30.0, False), (45.0, True)):
+        places, moves = np.append(seen.places, at + behind_m * travel), np.append(seen.velocities, aslant)
+        row = seen_of(
+            [
+                Box(one.real, one.imag, 0.0, velocity=(v.real, v.imag))
+                for one, v in zip(places, moves, strict=True)
+            ]
+        )
+        assert leads_to(lane, along_lane(lane, row), row) == beside
 
 
 @settings(max_examples=60, deadline=None)

@@ -168,11 +168,9 @@ class Approach:
     """Follows what one sensor shows in the vehicle's way, and says what threatens."""
 
     def __init__(self) -> None:
-        """Nothing has been seen yet."""
         self.forget()
 
     def forget(self) -> None:
-        """As if nothing had been seen."""
         self._in_way, self._beside = _Follower(), _Follower()
         self._points = Points(_NONE, _NONE, 0, 0, 0)  # of the last message
         self._at_s, self._place, self._yaw = -math.inf, 0j, 0.0
@@ -204,7 +202,11 @@ class Approach:
         now_s, is_first = received_s - late_s, not math.isfinite(self._at_s)
         passed_s = 0.0 if is_first else max(now_s - self._at_s, 0.0)
         self._waited_s, self._received_s = 0.0 if is_first else received_s - self._received_s, received_s
-        self._move(speed, 0.0 if motion is None else motion.yaw_rate, passed_s)
+        # The vehicle moves on in axes that stay, by its speed and yaw rate: a place that jumps moves nothing.
+        turned = 0.0 if motion is None else motion.yaw_rate * passed_s
+        heading = self._yaw + 0.5 * turned
+        self._place += speed * passed_s * complex(math.cos(heading), math.sin(heading))
+        self._yaw += turned
         if not is_first:
             self._passed_s.append(passed_s)
             steps_s = np.array(self._passed_s)
@@ -241,16 +243,6 @@ class Approach:
             else:
                 thing.threatens = thing.shown = 0
         return worst
-
-    def _move(self, speed: float, yaw_rate: float, passed_s: float) -> None:
-        """Move the vehicle on in axes that stay.
-
-        By its speed and yaw rate, as a place that jumps moves nothing.
-        """
-        turned = yaw_rate * passed_s
-        heading = self._yaw + 0.5 * turned
-        self._place += speed * passed_s * complex(math.cos(heading), math.sin(heading))
-        self._yaw += turned
 
     def _things(self, x: Floats, y: Floats, way_m: Floats, now_s: float, least: int) -> list[Thing]:
         turn = complex(math.cos(self._yaw), math.sin(self._yaw))

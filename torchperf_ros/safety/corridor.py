@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from torchperf_ros.safety.odometry import Motion
 from torchperf_ros.safety.sensor_points import Floats
@@ -53,17 +52,10 @@ class Corridor:
             backwards,
         )
 
-    def inside(self, x: Floats, y: Floats) -> NDArray[np.bool_]:
-        """Which points, in m in the vehicle's axes, the vehicle or its margin will reach.
-
-        Those in it are not.
-        """
-        return np.asarray(self.way_m(x, y) <= self.length_m)
-
     def way_m(self, x: Floats, y: Floats) -> Floats:
         """How far the vehicle moves along its arc until it, or its margin, reaches each of the points.
 
-        Inf: never.
+        Inf: never, as those in it.
 
         On an arc of radius R, a point at distance r from its centre and angle t around it meets the front,
         which spans R - w/2 to hypot(R + w/2, front), after R (t - asin(front / r)), or the inner side, if

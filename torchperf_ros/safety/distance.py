@@ -12,7 +12,6 @@ import math
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from torchperf_ros.safety.lane import Lane
 from torchperf_ros.safety.limits import Complex, Finding, Floats, Track, largest, unit
@@ -23,6 +22,7 @@ from torchperf_ros.safety.prediction import (
     Arc,
     Course,
     Flags,
+    Indices,
     Rows,
     Shown,
     certain_drift,
@@ -67,11 +67,6 @@ class Closeness(NamedTuple):
     impact: float = 0.0
     meets_s: float = math.inf
     late: bool = False
-
-    @property
-    def threatens(self) -> bool:
-        """Whether anything is too close, or comes towards it."""
-        return self.finding is not None or self.in_way
 
     @property
     def in_way(self) -> bool:
@@ -132,7 +127,6 @@ class Ahead(NamedTuple):
 
     @property
     def lasts_s(self) -> float:
-        """Until its last pose."""
         return float(self.track.t_s[-1])
 
 
@@ -365,7 +359,7 @@ def _clearances(
     yaws: Floats,
     halves: Floats,
     options: GuardOptions,
-) -> tuple[Floats, NDArray[np.intp]]:
+) -> tuple[Floats, Indices]:
     """How far apart the footprint and boxes [poses, objects] are, now and then between each two poses.
 
     Of which boxes.
@@ -564,7 +558,7 @@ def meets_head_on(
 
 
 def _collision(
-    ahead: Ahead, touches: Flags | None, which: NDArray[np.intp], course: Course, roles: Roles, seen: Seen
+    ahead: Ahead, touches: Flags | None, which: Indices, course: Course, roles: Roles, seen: Seen
 ) -> tuple[float, float]:
     """Time to collision in s and the deceleration in m/s^2 that avoids it, NaN where none is foreseen.
 

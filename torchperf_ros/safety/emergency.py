@@ -106,12 +106,7 @@ class Sensor:
             raise BadInput(
                 f"none of {points.measured} measurements can be used: zero, NaN, or out of range"
             )
-        late_ns = self._late_ns(data, now_ns) if stamped else 0
-        if 0 < self.timeout_ns < late_ns:
-            late_ms, most_ms = late_ns / NS_PER_MS, self.timeout_ns / NS_PER_MS
-            raise BadInput(
-                f"it came {late_ms:.0f} ms later than others, by its stamp; its timeout is {most_ms:.0f} ms"
-            )
+        late_ns = self.late_ns(data, now_ns) if stamped else 0
         corridor = Corridor.of(options, motion)
         found = self._approach.look(points, corridor, motion, options, now_ns, late_ns, brakes)
         self.points, self.shown, self.in_a_row = (
@@ -121,11 +116,14 @@ class Sensor:
             return ""
         return f"{self.topic} shows {self.points} points {found.way_m:.1f} m ahead in the vehicle's way"
 
-    def _late_ns(self, data: bytes, now_ns: int) -> int:
+    def late_ns(self, data: bytes, now_ns: int) -> int:
         """How much longer than the quickest ones a message was on its way; 0 where its stamp does not say.
 
         Messages of one sensor keep their order, so a stamp that does not advance is of a clock that was set
         or stands.
+
+        Raises:
+            BadInput: it was longer than the sensor may be silent.
         """
         stamp_ns, _, _ = header_at(data, 4, byte_order(data))
         if stamp_ns <= self._stamp_ns:
@@ -135,7 +133,13 @@ class Sensor:
         if math.isinf(late_s):  # the clock has leapt ahead, or there is no stamp
             self._clock = SourceClock(is_ros=False)
             return 0
-        return round(late_s * NS_PER_S)
+        late_ns = round(late_s * NS_PER_S)
+        if 0 < self.timeout_ns < late_ns:
+            late_ms, most_ms = late_ns / NS_PER_MS, self.timeout_ns / NS_PER_MS
+            raise BadInput(
+                f"it came {late_ms:.0f} ms later than others, by its stamp; its timeout is {most_ms:.0f} ms"
+            )
+        return late_ns
 
     def used(self, now_ns: int) -> None:
         self.seen_ns, self.is_usable = now_ns, True
@@ -241,10 +245,13 @@ class Emergency:
         odometry, before = self.odometry, self.motion
         odometry.messages += 1
         try:
-            self.motion = Motion.read(data, now_ns)
+            motion = Motion.read(data, now_ns)
+            if not self.simulated:
+                odometry.late_ns(data, now_ns)
         except BadInput as error:
             odometry.refuse(error)
             return
+        self.motion = motion
         odometry.used(now_ns)
         self._speed, before_speed = abs(self.motion.speed), self._speed
         if before is not None:
@@ -461,7 +468,6 @@ class Emergency:
 
     @property
     def state(self) -> str:
-        """One word: off, inactive, watching or latched."""
         if not self.options.sensors:
             return "off"
         return "latched" if self.latch is not None else "watching" if self.active else "inactive"

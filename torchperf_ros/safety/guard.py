@@ -23,10 +23,11 @@ from torchperf_ros.safety.limits import (
     unit,
     unreadable,
 )
+from torchperf_ros.safety.markers import MOST_OBJECTS
 from torchperf_ros.safety.obstacles import Obstacles, Seen, read_obstacles, seen_now
 from torchperf_ros.safety.odometry import Motion, YawRates
 from torchperf_ros.safety.own_lane import IN_LANE_M, OwnLane
-from torchperf_ros.safety.source_clock import SourceClock
+from torchperf_ros.safety.source_clock import SourceClock, was_overtaken
 from torchperf_ros.safety.stop_output import GoingStop, TimedPath
 from torchperf_ros.settings.safety_options import GuardOptions, guard_options
 
@@ -112,7 +113,6 @@ class Known(NamedTuple):
 
     @classmethod
     def unpacked(cls, packed: Sequence[Any]) -> "Known":
-        """Of what `packed` gave."""
         options, stepped_ns, now_ns, ros_now_ns, moved, age_s, seen, *open_to = packed
         motion = moved and Motion(moved[0].encode("latin-1"), moved[1].encode("latin-1"), *moved[2:])
         situation = _Situation(now_ns, ros_now_ns, motion, age_s, Seen.unpacked(seen), *open_to)
@@ -267,14 +267,18 @@ class Guard:
         except BadInput as error:
             self._odometry.note(str(error))
             return
-        if received_ns >= self._not_before_ns:
+        before, most_ms = self._motion or motion, self._options.odometry_timeout_ms
+        if was_overtaken(motion.stamp_ns, received_ns - before.received_ns, before.stamp_ns, most_ms):
+            self._odometry.note("stamped before the message that came before it")
+        elif received_ns >= self._not_before_ns:
             self._motion = self._yaw_rates.take(motion)
 
     def saw(self, source: int, markers: bytes, received_ns: int, stamp_ns: int = 0) -> None:
         """Take the CDR bytes of a `visualization_msgs/MarkerArray` of the source with this index in `obstacles`.
 
         `stamp_ns`: of what it was computed from; it counts where the markers have none. After an array that
-        cannot be read, the one before still counts, but does not prove that the way is free.
+        cannot be read, the one before still counts, but does not prove that the way is free. One that was
+        overtaken on its way does not replace the newer one: both count.
         """
         sources, heard = self._sources, self._heard[source]
         before, clock = sources[source], self._motion_clock
@@ -290,6 +294,8 @@ class Guard:
         heard.no_velocity += seen.no_velocity
         if seen.refused or seen.unclear:
             heard.note(seen.why or seen.unclear, seen.refused)
+        if before is not None and len(before.stamps_ns) <= MOST_OBJECTS:
+            seen = before.before(seen, self._options.obstacles_timeout_ms)
         if received_ns >= self._not_before_ns:
             sources[source] = seen
 
@@ -345,8 +351,10 @@ class Guard:
         if not act:
             return self._checked(plan, GuardVerdict.ACCEPT, judged, None, why)
         self._keep_lane(judged, situation, goes_out=False)
-        leaves = judged.closeness.threatens and self._leads_aside(judged)
-        leaves |= path is None and self._way_out is not None
+        close, lane, bend = judged.closeness, judged.lane, judged.bend
+        leaves = path is None and self._way_out is not None
+        if lane is not None and bend is not None and (close.finding is not None or close.in_way):
+            leaves |= self._own_lane.leads_aside(lane, bend)
         ladder = self._ladder(path, situation, home, goes_on=plan is not None, leaves=leaves)
         payload, verdict, does = self._replacement(ladder, situation, leaves=leaves)
         if verdict is GuardVerdict.BRAKE and not leaves:
@@ -490,7 +498,6 @@ class Guard:
         )
 
     def _note(self, path: TimedPath, judged: _Judgement, situation: _Situation) -> None:
-        """Remember which way the published plan leads."""
         motion = situation.motion
         raw = motion is None or path.frame not in {motion.frame, motion.child_frame}
         self._published = None if judged.lane is None else (path.frame, raw, situation.now_ns, judged.lane)
@@ -544,10 +551,6 @@ class Guard:
     def _ends_in_lane(self, judged: _Judgement) -> bool:
         way = judged.lane
         return way is None or self._own_lane.aside_m(complex(way.own_place[-1])) <= IN_LANE_M
-
-    def _leads_aside(self, judged: _Judgement) -> bool:
-        lane, bend = judged.lane, judged.bend
-        return lane is not None and bend is not None and self._own_lane.leads_aside(lane, bend)
 
     def _replacement(
         self, ladder: Iterable[_Rung], situation: _Situation, *, leaves: bool
@@ -701,10 +704,19 @@ class Guard:
         return [_Rung(GuardVerdict.BRAKE, one, checks, does, returns=True) for one, does in ways]
 
     def _begun_way_out(self, situation: _Situation) -> list[_Rung]:
-        if (out := self._rest_of_way_out(situation)) is None:
+        """What is left of the way out of the way of what comes, in the ROS time of now."""
+        if self._way_out is None:
+            return []
+        path, now_ns = self._in_ros_time(self._way_out, situation), situation.ros_now_ns
+        if not (path.stamps_ns[0] <= now_ns < path.stamps_ns[-2] and self._as_fast_as(path, situation)):
             return []
         checks, does = self._options.act & {"start", "distance"}, "goes on back into its lane"
-        return [_Rung(GuardVerdict.BRAKE, out, checks, does, returns=True, begun=True)]
+        return [_Rung(GuardVerdict.BRAKE, path.cut(now_ns), checks, does, returns=True, begun=True)]
+
+    @staticmethod
+    def _in_ros_time(kept: tuple[TimedPath, int], situation: _Situation) -> TimedPath:
+        """A path that was kept with how far the ROS clock was ahead: a step of that clock moves no place on it."""
+        return kept[0].moved(situation.ros_now_ns - situation.now_ns - kept[1])
 
     def _ways_home(self, path: TimedPath | None, situation: _Situation, *, has_ended: bool) -> list[_Rung]:
         """Ways that end in the lane, shortest first, of a vehicle whose planner has given up.
@@ -761,32 +773,18 @@ class Guard:
         probe = TimedPath.made(stamps_ns, points, np.full_like(ways, yaw), motion.frame)
         return self._judge(probe, situation, frozenset({"distance"})).closeness.in_way
 
-    def _rest_of_way_out(self, situation: _Situation) -> TimedPath | None:
-        """What is left of the way out of the way of what comes, in the ROS time of now."""
-        if self._way_out is None:
-            return None
-        path, ahead_ns = self._way_out
-        path, now_ns = path.moved(situation.ros_now_ns - situation.now_ns - ahead_ns), situation.ros_now_ns
-        leads_on = path.stamps_ns[0] <= now_ns < path.stamps_ns[-2]
-        return path.cut(now_ns) if leads_on and self._as_fast_as(path, situation) else None
-
     def _as_fast_as(self, path: TimedPath, situation: _Situation) -> bool:
         """Whether the vehicle, which was braked meanwhile, is still as fast as a path is now."""
         speed = self._speed(situation)
         return speed is None or abs(path.speed_at(situation.ros_now_ns) - speed) <= _AS_FAST
 
     def _last_valid(self, situation: _Situation) -> TimedPath | None:
-        """The last plan that was accepted, in the ROS time of now.
-
-        A step of that clock moves no place on it.
-        """
         if self._valid is None:
             return None
-        path, ahead_ns = self._valid
-        motion = situation.motion
+        path, motion = self._in_ros_time(self._valid, situation), situation.motion
         if motion is not None and path.frame not in {motion.frame, motion.child_frame}:
             return None  # it went out unchecked, and cannot be checked now
-        return path.moved(situation.ros_now_ns - situation.now_ns - ahead_ns)
+        return path
 
     def _speed(self, situation: _Situation) -> float | None:
         """How fast the vehicle is in m/s; None: it is not known.

@@ -1,5 +1,6 @@
 """The emergency lane's latch on disk: it outlasts the node, its restart, and the power."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -147,5 +148,10 @@ class LatchKeeper:
         except OSError as error:
             content = "that nothing is latched" if latch is None else f"that it is latched: {latch.reason}"
             self.problem = f"{self._path} does not hold {content}: {error.strerror}; it is tried again"
+            if latch is not None:
+                with contextlib.suppress(
+                    OSError
+                ):  # a full disk has room for a name: an empty file is a latch
+                    self._path.touch(0o600)
         else:
             self._written, self.problem = latch, ""

@@ -4,17 +4,15 @@ import cmath
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
-from torchperf_ros.safety.limits import Track, largest, unit
-
-Floats = NDArray[np.float64]
-Complex = NDArray[np.complex128]
+from torchperf_ros.safety.limits import Complex, Floats, Track, largest, unit
 
 # Beyond its ends, a lane goes on so far in the same bend.
 _ARC_M = np.concatenate((np.arange(5.0, 60.0, 5.0), np.arange(60.0, 121.0, 10.0)))
 _LONGEST_ARC_M = float(_ARC_M[-1])
-_BEND_M = 10.0  # over which the bend at an end is found
+# Over so much of a way the bend at an end is found, and over so many m: 10 m are half of a slow plan, in which a
+# bend may have ended; less than 7 m show more of the poses' noise.
+_OF_WAY, _BEND_M = 0.25, (7.0, 10.0)
 _LEAST_BEND_M = 1.0  # a shorter way says little of a bend
 _MOST_TURN = 1.2  # rad that it is led on for, at most
 _FAR_M = 400.0  # and then straight on: further than anything that a guard looks at
@@ -90,16 +88,18 @@ class Lane:
         Arcs with its bend at that end, or as driven.
         """
         first, last = 1 + len(_ARC_M), -2 - len(_ARC_M)
-        near = int(own_s.searchsorted(_BEND_M, side="right")) - 1
-        far = int(own_s.searchsorted(self.length - _BEND_M))
+        over_m = min(max(_OF_WAY * self.length, _BEND_M[0]), _BEND_M[1])
+        last_step = len(own_s) - 2
+        near = min(max(int(own_s.searchsorted(over_m, side="right")) - 1, 1), last_step + 1)
+        far = max(min(int(own_s.searchsorted(self.length - over_m)), last_step), 0)
         heading = self.heading
         ends = (
             (first, first + near, float(own_s[near]), -1),
             (first + far, last, self.length - float(own_s[far]), 1),
         )
         outwards, turned = np.empty((2, 2, len(_ARC_M)))
-        for row, (begin, end, over_m, way) in enumerate(ends):
-            bend = float(heading[end] - heading[begin]) / max(over_m, _LEAST_BEND_M)
+        for row, (begin, end, length_m, way) in enumerate(ends):
+            bend = float(heading[end] - heading[begin]) / max(length_m, _LEAST_BEND_M)
             if way > 0:
                 self.last_bend = bend
             elif driven is not None:

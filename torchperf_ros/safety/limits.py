@@ -24,6 +24,8 @@ _ROOM = 1.01
 _JERK_S = 0.5  # mean over so long: ISO 11270 judges lateral jerk so
 _SHORT_STEP_M = 0.1  # over shorter steps a curvature, 1 / m, says more of rounding than of the path
 _STANDING = 0.1  # m/s at the end of a plan that ends standing
+_ASKEW = 0.5  # rad between a plan's heading and the vehicle's
+_ROLLS = 1.0  # m/s; a vehicle that is faster does not turn back at once
 # A damaged stamp is years off, and what is braked along such a plan would end beyond what a stamp can say.
 _MOST_OFF_S = 3600.0
 _MOST_POSES = 64  # of a plan that is compared with obstacles
@@ -259,7 +261,8 @@ def off_start(track: Track, motion: Motion, age_s: float, options: GuardOptions)
 
     The vehicle goes on from its odometry at constant speed and yaw rate. A plan is where the vehicle is if
     it is no further away now than `start_tolerance_m`, and no further `start_tolerance_s` later, which
-    compares speed and heading as well. A plan that ends standing lasts for ever.
+    compares speeds as well. It looks where the vehicle does: turned round, its footprint would be that of another
+    place. A plan that ends standing lasts for ever.
     """
     first, last = float(track.t_s[0]), float(track.t_s[-1])
     tolerance_s, tolerance_m = options.start_tolerance_s, options.start_tolerance_m
@@ -270,13 +273,22 @@ def off_start(track: Track, motion: Motion, age_s: float, options: GuardOptions)
     if last < tolerance_s and not track.ends_standing:
         text = f"ends {last:.3g} s from now, still moving; it has to last for {tolerance_s:g} s"
         return Finding("start", last, tolerance_s, text)
-    for at_s in (max(first, 0.0), max(first, 0.0) + tolerance_s):
-        x, y, _ = motion.after(age_s + at_s)
-        off = abs(track.at(at_s)[0] - complex(x, y))
-        if off > tolerance_m:
-            text = (
-                f"is {off:.3g} m from where the vehicle is {at_s:.3g} s from now, {tolerance_m:g} m are"
-                " allowed"
-            )
-            return Finding("start", off, tolerance_m, text)
+    times_s = max(first, 0.0), max(first, 0.0) + tolerance_s
+    for at_s in times_s:
+        x, y, yaw = motion.after(age_s + at_s)
+        place, heading = track.at(at_s)
+        off, turned = abs(place - complex(x, y)), abs(math.remainder(heading - yaw, math.tau))
+        for found, unit_name, limit in ((off, "m", tolerance_m), (turned, "rad", _ASKEW)):
+            if found > limit:
+                where = (
+                    f"from where the vehicle is {at_s:.3g} s from now, {limit:g} {unit_name} are allowed"
+                )
+                return Finding("start", found, limit, f"is {found:.3g} {unit_name} {where}")
+    before, after = (track.at(at_s)[0] for at_s in times_s)
+    if (
+        motion.speed * ((after - before) * cmath.rect(1.0, -motion.yaw)).real < 0.0
+        and abs(motion.speed) > _ROLLS
+    ):
+        rolls = f"leads the other way than the vehicle rolls, by {motion.speed:.3g} m/s; it stops first"
+        return Finding("start", motion.speed, _ROLLS, rolls)
     return None

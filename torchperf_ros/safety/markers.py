@@ -29,14 +29,14 @@ _ARROW, _SOLIDS, _LISTS, _TEXT = (
     9,
 )  # types; CUBE, SPHERE, CYLINDER; CUBE_LIST, SPHERE_LIST
 _SHORTEST_MARKER: Final = 100  # bytes; what is padded to a multiple of four or eight is no marker
-_MOST_OBJECTS: Final = 4000  # reading them takes some 30 ms; an array of more is refused
+MOST_OBJECTS: Final = 4000  # reading them takes some 30 ms; an array of more is refused
 _NO_TEXT = b"\1\0\0\0\0" + bytes(3)
 # Points, colours, texture and coordinates of a marker that has none of them, little-endian, from
 # the points on.
 _NO_LISTS = bytes(8) + _NO_TEXT + bytes(8) + _NO_TEXT * 2 + bytes(8)
 _NO_MESH = _NO_TEXT * 2 + bytes(4)
-_NO_ARROW: Final = (0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0)
-_UNREADABLE: Final = (*_NO_ARROW[:4], *3 * (float("nan"),))
+NO_ARROW: Final = (0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0)
+_UNREADABLE: Final = (*NO_ARROW[:4], *3 * (float("nan"),))
 
 
 class Markers:
@@ -75,8 +75,8 @@ class Markers:
             raise BadInput(
                 f"obstacles: {len(message)} bytes are no MarkerArray ({one_line(error)})"
             ) from error
-        if count > _MOST_OBJECTS:
-            raise BadInput(f"obstacles: an array of {count} markers; at most {_MOST_OBJECTS} are read")
+        if count > MOST_OBJECTS:
+            raise BadInput(f"obstacles: an array of {count} markers; at most {MOST_OBJECTS} are read")
         self._message, self._at = message, 8
         self._kind = struct.Struct(f"{self.order}3i")
         self._place = struct.Struct(f"{self.order}10d")
@@ -137,9 +137,9 @@ class Markers:
     def _add(
         self, key: Key, frame: bytes, stamp_ns: int, place: tuple[float, ...], *, is_odd: bool
     ) -> None:
-        if len(self.keys) == _MOST_OBJECTS:
+        if len(self.keys) == MOST_OBJECTS:
             raise BadInput(
-                f"obstacles: an array of more than {_MOST_OBJECTS} objects; at most so many are read"
+                f"obstacles: an array of more than {MOST_OBJECTS} objects; at most so many are read"
             )
         self.keys.append(key)
         self.frames.append(frame)
@@ -216,7 +216,7 @@ def rotations(turns: Floats) -> tuple[Floats, NDArray[np.bool_]]:
     some = np.where(usable[:, None], turns, 0.0)
     lengths = np.linalg.norm(some, axis=1)
     turned = (lengths >= LEAST_TURN) & (lengths <= MOST_TURN)
-    unit = np.where(turned[:, None], some / np.where(turned, lengths, 1.0)[:, None], _NO_ARROW[:4])
+    unit = np.where(turned[:, None], some / np.where(turned, lengths, 1.0)[:, None], NO_ARROW[:4])
     return unit, turned | (usable & ~np.any(turns, axis=1))
 
 

@@ -14,7 +14,7 @@ counts: an object whose place is known is judged all the same. `Obstacles.unclea
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -22,14 +22,11 @@ from numpy.typing import NDArray
 
 from torchperf_ros.api.clock import NS_PER_MS, NS_PER_S
 from torchperf_ros.api.errors import BadInput
-from torchperf_ros.safety.markers import Floats, Markers, rotated, rotations
+from torchperf_ros.safety.markers import NO_ARROW, Floats, Markers, rotated, rotations
 from torchperf_ros.safety.odometry import MOST_M, Motion, yaw_of
-from torchperf_ros.safety.source_clock import SourceClock
-from torchperf_ros.safety.tracks import FAR_M, Tracked, Tracks, follow
+from torchperf_ros.safety.source_clock import SourceClock, was_overtaken
+from torchperf_ros.safety.tracks import FAR_M, Complex, Flags, Tracked, Tracks, follow
 from torchperf_ros.settings.safety_options import GuardOptions
-
-Complex = NDArray[np.complex128]
-Flags = NDArray[np.bool_]
 
 _SIZES_M: Final = (0.01, 10_000.0)  # a size beyond is not that of an object
 _UNKNOWN_SIZE_M: Final = 10.0  # of an object whose size cannot be read
@@ -41,7 +38,6 @@ _MOVES: Final = 0.8  # standard deviations; what seems to move by less stands
 # Standard deviations, by which what drives ahead may be faster than it seems where there is time to see it better.
 _LIKELY: Final = 1.0
 _KNOWN: Final = 1.5  # m/s, standard deviation; of a velocity that is known less well nothing is likely
-_NO_ARROW = (0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0)
 
 
 class Seen(NamedTuple):
@@ -67,19 +63,17 @@ class Seen(NamedTuple):
     response_s: Floats
 
     def packed(self) -> list[Any]:
-        """The same in what JSON knows; `unpacked` makes it whole."""
         return [np.stack((column.real, column.imag)).tolist() for column in self]
 
     @classmethod
     def unpacked(cls, packed: Sequence[Any]) -> "Seen":
-        """Of what `packed` gave."""
         parts = [np.array(column, np.float64) for column in packed]
         halves = parts[3][0].reshape(-1, 2)
         places, units, velocities = (parts[at][0] + 1j * parts[at][1] for at in (0, 2, 4))
         return cls(places, parts[1][0], units, halves, velocities, *(parts[at][0] for at in (5, 6, 7)))
 
     def only(self, kept: Flags) -> "Seen":
-        """Some of them, before the time to respond is known."""
+        # Before the time to respond is known.
         return self._replace(
             places=self.places[kept],
             yaws=self.yaws[kept],
@@ -126,6 +120,21 @@ class Obstacles:
     solids: Floats
     tracks: Tracks | None
     clock: SourceClock = field(default_factory=SourceClock)
+
+    def before(self, later: "Obstacles", most_ms: float) -> "Obstacles":
+        """What counts once another array has come: that, or, if it was overtaken by this one, both.
+
+        What is older takes nothing away of what is newer.
+        """
+        if not was_overtaken(later.stamp_ns, later.received_ns - self.received_ns, self.stamp_ns, most_ms):
+            return later
+        return replace(
+            self,
+            stamps_ns=np.concatenate((self.stamps_ns, later.stamps_ns)),
+            seen=Seen._make(map(np.concatenate, zip(self.seen, later.seen, strict=True))),
+            unstamped=self.unstamped and later.unstamped,
+            unclear=self.unclear or later.unclear,
+        )
 
 
 def seen_now(
@@ -479,7 +488,7 @@ def _no_seat(frames: list[bytes], motion: Motion) -> str:
 
 def _vectors(read: Markers) -> tuple[Floats, Flags]:
     """Velocities in the markers' axes, 0 where there is no ARROW, and which can be read."""
-    arrows = np.array([read.arrows.get(key, _NO_ARROW) for key in read.keys]).reshape(-1, 7)
+    arrows = np.array([read.arrows.get(key, NO_ARROW) for key in read.keys]).reshape(-1, 7)
     turns, turned = rotations(arrows[:, :4])
     moved = turned & (np.abs(arrows[:, 4:]) <= _FASTEST).all(axis=1)
     vectors = np.where(moved[:, None], arrows[:, 4:], 0.0)

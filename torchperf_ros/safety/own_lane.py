@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from torchperf_ros.api.clock import NS_PER_S
 from torchperf_ros.safety.lane import Lane
@@ -423,9 +422,7 @@ def _beside(way: Lane, left_m: float) -> Lane:
     return Lane(Track(way.own_s, way.own_place - 1j * left_m * way.own_unit, np.angle(way.own_unit)))
 
 
-def _faded(
-    left: float, slope: float, ways: Floats, begins_m: float, over: float
-) -> tuple[Floats, NDArray[np.float64]]:
+def _faded(left: float, slope: float, ways: Floats, begins_m: float, over: float) -> tuple[Floats, Floats]:
     """How far aside, and how steep, after each way.
 
     Straightened first, then back by a quintic over so many m.

@@ -37,6 +37,7 @@ _BESIDE_US_M = 4.0  # so far behind the plan's end, what begins there and drives
 _BESIDE_M = 2.65  # aside of our way; what is nearer is in no lane beside, and need not bend with us
 # What comes shows where the road goes: so fast in m/s, so far along a plan, so far aside in m, aslant by so many rad.
 _SHOWS, _SHOWN, _LANE_BESIDE_M, _PARALLEL = 3.0, 0.25, 5.0, 0.02
+_ROW_REACHES_M = 40.0  # behind the first of what comes beyond a plan's end
 _TURNED = 0.01  # rad; a plan that turns less away from the bend that we drive does not leave it
 # Of what is not known of a road, by which it may lead nearer where a plan may be either: where what comes
 # has the direction that we have now, so that the road may be straight, and else.
@@ -62,6 +63,9 @@ _ASLANT = 0.25  # rad; in a change of lanes our own direction is aslant by less,
 _LEAST_AHEAD_M = 5.0  # nearer, the direction of what comes says nothing of the road between
 _EASES = 0.85  # likewise: less than this is no bend that goes on
 _OFF_M = 0.3  # aside of the bend that we drive; a plan that leads no further only returns to its line
+_KEEPS_OFF_M = (
+    0.4  # likewise, of one that keeps to a lane that is known: at the end of a bend it comes off so far
+)
 _NO_LONGER = 0.4  # of the quarter that turns most
 _EIGHTHS = np.linspace(0.0, 1.0, 9)
 # rad in an eighth of a plan; so much less than before and after is no road's bend, which grows and then fades
@@ -193,7 +197,6 @@ class Arc:
 
 
 def along_lane(lane: Lane, seen: Seen) -> Along:
-    """Obstacles along the plan's way."""
     s, left, heading = lane.project(seen.places)
     ways = unit(heading)
     velocities = seen.velocities * ways.conj()
@@ -201,7 +204,6 @@ def along_lane(lane: Lane, seen: Seen) -> Along:
 
 
 def along_arc(arc: Arc, seen: Seen) -> Along:
-    """Obstacles along the bend that we drive."""
     s, left, ways = arc.beside(seen.places)
     velocities = seen.velocities * ways.conj()
     return Along(s, left, ways, velocities.real, certain_drift(velocities.imag, seen))
@@ -209,6 +211,8 @@ def along_arc(arc: Arc, seen: Seen) -> Along:
 
 def certain_drift(drift: Floats, seen: Seen) -> Floats:
     """As much of a velocity across a way as is no noise."""
+    if not np.count_nonzero(seen.unsure):
+        return drift
     return np.copysign(np.maximum(np.abs(drift) - _CERTAIN * seen.unsure, 0.0), drift)
 
 
@@ -412,7 +416,7 @@ def _looks_of(lane: Lane, arc: Arc, on_lane: Along, seen: Seen, shown: Shown) ->
         return shown.looks
     looks = leaves_lane(lane, arc, returns=shown.near)
     # What looks like a change of lanes may have drawn the lane that it keeps itself, step by step.
-    keeps = looks is Looks.BEND or (looks is Looks.EITHER and leads_off_m(lane, arc) <= _OFF_M)
+    keeps = looks is Looks.BEND or (looks is Looks.EITHER and leads_off_m(lane, arc) <= _KEEPS_OFF_M)
     keeps |= looks < Looks.BEND and runs_beside(lane, on_lane, seen)
     keeps |= looks is Looks.EITHER and leads_to(lane, on_lane, seen)
     return Looks.KEEPS if shown.looks is Looks.KEEPS and keeps else looks
@@ -439,9 +443,12 @@ def leads_to(lane: Lane, on_lane: Along, seen: Seen) -> bool:
     """Whether what comes towards us beyond a plan's end shows that the road goes on as the plan ends.
 
     The last quarter of the plan follows one circle, which leads on beside what comes, parallel to it. A change of
-    lanes turns less and less there, or is aslant to the road.
+    lanes turns less and less there, or is aslant to the road. Where the lane leads far beyond the first that
+    comes is a guess, so that others say nothing there.
     """
-    if not np.count_nonzero(_show_the_road(on_lane, seen, on_lane.s > lane.length)):
+    comes = (on_lane.s > lane.length) & (on_lane.ahead < -_SHOWS) & (np.abs(on_lane.left) < _LANE_BESIDE_M)
+    comes &= on_lane.s <= np.where(comes, on_lane.s, math.inf).min(initial=math.inf) + _ROW_REACHES_M
+    if not np.count_nonzero(_show_the_road(on_lane, seen, comes)):
         return False
     turned = np.angle(lane.own_unit * complex(lane.own_unit[0]).conjugate())
     before, half, last = np.interp(np.array((0.75, 0.875, 1.0)) * lane.length, lane.own_s, turned).tolist()

@@ -92,8 +92,6 @@ def _read(data: bytes, name: str, read: Callable[[_Cdr], Points]) -> Points:
 
 
 class SensorPoints:
-    """Reads the messages of one sensor."""
-
     def __init__(
         self, kind: str, place: tuple[float, float, float, float], heights_m: tuple[float, float]
     ) -> None:

@@ -26,6 +26,14 @@ _DRIFT_NS: Final = 10 * NS_PER_MS
 _FORGETS_IN: Final = 1000
 
 
+def was_overtaken(stamp_ns: int, passed_ns: int, newest_ns: int, most_ms: float) -> bool:
+    """Whether a message has an older stamp than the one that came `passed_ns` before it, by no more than what counts.
+
+    By more, or later, the source's clock may have been set.
+    """
+    return stamp_ns > 0 and 0 < newest_ns - stamp_ns <= most_ms * NS_PER_MS >= passed_ns
+
+
 class SourceClock:
     """The clock of one source's stamps.
 

@@ -151,7 +151,8 @@ class TimedPath:
             found = cls.parse(path)
         except BadInput:
             return None
-        return found if found.finite and (np.diff(found.stamps_ns) > 0).all() else None
+        numbers = np.concatenate((found.points, found.turns), axis=1)
+        return found if np.isfinite(numbers).all() and (np.diff(found.stamps_ns) > 0).all() else None
 
     @classmethod
     def parse(cls, path: bytes) -> "TimedPath":
@@ -214,10 +215,6 @@ class TimedPath:
     @property
     def frame(self) -> bytes:
         return self.frame_id[4:].rstrip(b"\0")
-
-    @property
-    def finite(self) -> bool:
-        return bool(np.isfinite(self.points).all() and np.isfinite(self.turns).all())
 
     @property
     def stops(self) -> bool:
@@ -327,7 +324,6 @@ class TimedPath:
         return np.asarray(before + share * (np.where(same < 0, -after, after) - before))
 
     def bytes(self) -> bytes:
-        """The CDR bytes of the path."""
         count, first_at = len(self.stamps_ns), len(self.head) + 4
         message = bytearray(_Poses.end(first_at, len(self.frame_id), count))
         message[:first_at] = self.head + struct.pack(f"{self.order}I", count)
@@ -390,6 +386,5 @@ class _Poses:
 
     @classmethod
     def end(cls, first_at: int, id_bytes: int, count: int) -> int:
-        """Where the last pose ends."""
         place_at, step = cls._layout(first_at, id_bytes)
         return place_at + (count - 1) * step + _PLACE_BYTES

@@ -285,8 +285,6 @@ def follow(
 
 
 class Boxes(NamedTuple):
-    """Detections of an array, as `follow` has them."""
-
     places: Complex
     yaws: Floats
     halves: Floats
@@ -525,7 +523,6 @@ def _corrected(expected: Tracks, places: Complex, late_s: Floats) -> Tracks:
 
 
 def _begun(there: Tracks, new: Boxes) -> Tracks:
-    """Tracks of what is seen for the first time, beside these."""
     count = len(new.places)
     states, covariances = np.zeros((3, _KINDS, count), np.complex128), np.zeros((3, 3, _KINDS, count))
     states[0] = new.places

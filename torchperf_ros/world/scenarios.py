@@ -190,7 +190,8 @@ def _country(draw: _Draw) -> _Built:
     radius = draw("radius_m", 80, 400)
     speed = min(math.sqrt(draw("lateral_ms2", 1.0, 2.0) * radius), 90 * _KMH)
     begin, turn = speed * draw("curve_after_s", 2, 5), draw("turn_m", 60, 200)
-    towards = draw("towards_kmh", 40, 90)
+    # Nobody drives a bend with more than 4 m/s^2 to the side.
+    towards = min(draw("towards_kmh", 40, 90), math.sqrt(4.0 * (radius - LANE_M)))
     first, apart = draw("first_m", 40, 120), draw("apart_m", 40, 150)
     bodies = [_slows(draw, speed), _behind(speed)]
     bodies += [_towards(first + apart * number, towards) for number in range(5)]
@@ -253,7 +254,7 @@ _BUILDERS |= {
     "country": (
         _country,
         "a bend between guard rails, cars come towards us, the car ahead slows down",
-        "ours: radii of 80 to 400 m, at most 2 m/s^2 to the side",
+        "ours: radii of 80 to 400 m, at most 2 m/s^2 to the side, and 4 of those cars",
     ),
     "overtake": (_overtake, "a slower car to overtake, and cars that come towards us", "ours"),
 }
