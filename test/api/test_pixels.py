@@ -221,12 +221,10 @@ def test_given_depths_as_their_image_transport_compresses_them_when_asked_for_th
     form,
 ):
     sent = np.linspace(0.4, 9.9, HEIGHT * WIDTH, dtype=np.float32).reshape(HEIGHT, WIDTH)
-    sent[0, :2] = np.nan, 12.0  # no depth, and more than its depth_max
-    scale = 100.0 * 101.0  # of its depth_quantization, 100
-    shift = 1.0 - scale / 10.0
+    sent[0, :2] = np.nan, 12.0  # no depth, and more than its depth_max, 10 m
+    scale, shift = 10_100.0, -1009.0  # of its depth_quantization, 100
     kept = np.where(sent < 10.0, scale / sent + shift, 0).astype(np.uint16)
-    header = np.array([0], "<i4").tobytes() + np.array([scale, shift], "<f4").tobytes()
-    message = compressed(header + file_of(kept))
+    message = compressed(bytes(4) + np.array([scale, shift], "<f4").tobytes() + file_of(kept))
     for encoding, values, most in (("16UC1", kept, 0), ("32FC1", np.where(kept, sent, np.nan), 0.01)):
         message.format = f"{encoding}; {form}"
         found = pixels(message)[..., 0]

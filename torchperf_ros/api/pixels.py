@@ -80,8 +80,8 @@ def pixels(message: Any) -> NDArray[Any]:  # noqa: ANN401
     Colours come as red, green, blue in uint8, without alpha: rgb8, bgr8, 8UC3, rgba8, bgra8, yuv422, yuv422_yuy2,
     nv12, nv21, 8-bit Bayer patterns (bilinear), JPEG and PNG, turned as their EXIF orientation says. One channel
     keeps its type: mono8, 8UC1 (uint8), mono16, 16UC1 and PNGs of 16 bits (uint16), 32FC1 (float32, in the unit
-    that the sender chose). So do depths of `compressed_depth_image_transport` as PNG: 16UC1, and 32FC1, which is
-    NaN where no depth is known.
+    that the sender chose). So do depths of `compressed_depth_image_transport` as PNG: 16UC1, and 32FC1, NaN
+    where no depth is known.
 
     The array may be a view on the message: copy what you keep.
 
