@@ -135,7 +135,6 @@ class Endpoints:
         self._node = node
         # Those whose publishers were not asked yet for what they keep, with what takes it.
         self._not_asked: list[tuple[StageInput, Callable[..., None]]] = []
-        self._rings: list[RingSubscription] = []
         self._by_ring: Callable[[Subscription, Slot], RingSubscription] | None = None
         self._answer_last = answer_last
         self._followers: list[list[StageInput]] = [[] for _ in range(stages)]
@@ -181,7 +180,6 @@ class Endpoints:
             self._by_ring = functools.partial(RingSubscription, self._node, taker, no_taker)
         for source in wiring.from_topics:
             self._subscribe(source)
-        self._take_by_receiver()
         self.ask_for_kept()
 
     def _say_failure(self) -> None:
@@ -232,20 +230,15 @@ class Endpoints:
             ):
                 self._not_asked.remove((source, receive))
                 self._take_input(source, receive, LATCHED_QOS)
-                self._take_by_receiver()
 
     def _take_input(self, source: StageInput, receive: Callable[..., None], qos: QoSProfile) -> None:
         made = self._take(source.topic, source.type_name, receive, qos)
         if self._by_ring is not None and source.index == 0:
-            self._rings.append(self._by_ring(made, source.stage.slot))
-
-    def _take_by_receiver(self) -> None:
-        """Have a thread take all triggers, in the place of one that takes some of them."""
-        if self._receiver is not None:
-            self._receiver.close()
-        self._receiver = (
-            Receiver(self._node.context, tuple(self._rings), self._say_failure) if self._rings else None
-        )
+            ring = self._by_ring(made, source.stage.slot)
+            if self._receiver is None:
+                self._receiver = Receiver(self._node.context, [ring], self._say_failure)
+            else:
+                self._receiver.add(ring)
 
     def listen(self, topics: Iterable[tuple[str, str]]) -> None:
         """Have messages of these topics, with their types, recorded, where they are not yet."""
@@ -294,11 +287,11 @@ class Endpoints:
 
     def take_no_more(self) -> None:
         """End all subscriptions, before the stages stop."""
-        self._rings, self._not_asked = [], []
-        self._take_by_receiver()
+        if self._receiver is not None:
+            self._receiver.close()
         for subscription in self._subscriptions:
             self._node.destroy_subscription(subscription)
-        self._subscriptions = []
+        self._receiver, self._subscriptions, self._not_asked = None, [], []
 
     def close(self) -> None:
         """End the publishers, after the stages."""

@@ -244,16 +244,21 @@ class Receiver:
         failed: Callable[[], None],
     ) -> None:
         """Start it; `failed` is called where a message could not be handed on, with the exception at hand."""
-        self._subscriptions, self._failed = subscriptions, failed
+        self._context, self._failed, self._open = context, failed, True
         self._handles = contextlib.ExitStack()  # they are not destroyed while the thread waits for them
+        # Those that are waited for, and by what; replaced as a whole.
+        self._waits_for: tuple[tuple[RingSubscription, ...], Any] = (), None
         for one in subscriptions:
-            self._handles.enter_context(one.handle)
-        self._wait_set: Any = rclpy_implementation.WaitSet(
-            len(subscriptions), 0, 0, 0, 0, 0, context.handle
-        )
-        self._open = True
+            self.add(one)
         self._thread = threading.Thread(target=self._run, name="receiver", daemon=True)
         self._thread.start()
+
+    def add(self, one: RingSubscription) -> None:
+        """Wait for this one, too, from the next wait on; no message of the others is lost by that."""
+        self._handles.enter_context(one.handle)
+        every = (*self._waits_for[0], one)
+        wait_set = rclpy_implementation.WaitSet(len(every), 0, 0, 0, 0, 0, self._context.handle)
+        self._waits_for = every, wait_set
 
     def _run(self) -> None:
         while self._open:
@@ -265,12 +270,12 @@ class Receiver:
 
     def _wait(self) -> None:
         """Wait for messages, and hand on what has come."""
-        wait_set = self._wait_set
+        subscriptions, wait_set = self._waits_for
         wait_set.clear_entities()
-        for one in self._subscriptions:
+        for one in subscriptions:
             wait_set.add_subscription(one.handle)
         wait_set.wait(_LOOK_NS)
-        for index, one in enumerate(self._subscriptions):
+        for index, one in enumerate(subscriptions):
             if wait_set.is_ready("subscription", index):
                 try:
                     one.receive()
