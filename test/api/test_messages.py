@@ -196,25 +196,51 @@ def test_given_fields_when_a_blank_message_is_made_then_they_are_its_own():
 @pytest.mark.parametrize(
     ("name", "field", "value", "says"),
     [
-        ("std_msgs/msg/Float32MultiArray", "data", np.arange(3, dtype=np.int32), "is int32 [3]"),
-        ("std_msgs/msg/Float32MultiArray", "data", np.arange(3, dtype=">f4"), "is >f4 [3]"),
-        ("std_msgs/msg/Float32MultiArray", "data", [1.0], "is list [1]"),
-        ("sensor_msgs/msg/JointState", "position", np.arange(3), "is int64 [3]"),
-        ("nav_msgs/msg/OccupancyGrid", "data", np.array([200], np.uint8), "is uint8 [1]"),
-        ("sensor_msgs/msg/CameraInfo", "k", np.ones(8), "is float64 [8]"),
+        ("std_msgs/msg/Float32MultiArray", "data", np.arange(3, dtype=np.int32), " is int32 [3]"),
+        ("std_msgs/msg/Float32MultiArray", "data", np.arange(3, dtype=">f4"), " is >f4 [3]"),
+        ("std_msgs/msg/Float32MultiArray", "data", [1.0], " is [1.0] (list)"),
+        ("sensor_msgs/msg/JointState", "position", np.arange(3), " is int64 [3]"),
+        ("nav_msgs/msg/OccupancyGrid", "data", np.array([200], np.uint8), " is uint8 [1]"),
+        ("sensor_msgs/msg/CameraInfo", "k", np.ones(8), " is float64 [8]"),
+        ("geometry_msgs/msg/Point", "x", "3", " is '3' (str)"),
+        ("sensor_msgs/msg/Image", "is_bigendian", 300, " is 300 (int)"),
+        ("sensor_msgs/msg/Image", "encoding", None, " is None (NoneType)"),
+        ("visualization_msgs/msg/Marker", "id", 1.5, " is 1.5 (float)"),
+        ("visualization_msgs/msg/Marker", "id", float("nan"), " is nan (float)"),
+        ("visualization_msgs/msg/Marker", "frame_locked", "no", " is 'no' (str)"),
+        ("visualization_msgs/msg/Marker", "pose", header(1, "map"), " is std_msgs/msg/Header"),
+        ("visualization_msgs/msg/Marker", "points", np.zeros((2, 3)), " is float64 [2, 3]"),
+        ("sensor_msgs/msg/JointState", "name", "arm", " is 'arm' (str)"),
+        ("bounded_msgs/msg/Bounded", "label", "longer than 8", " is 'longer than 8' (str)"),
+        ("bounded_msgs/msg/Bounded", "values", np.zeros(4, np.float32), " is float32 [4]"),
+        ("bounded_msgs/msg/Bounded", "names", ["a", "b", "c"], " is ['a', 'b', 'c'] (list)"),
+        (
+            "nav_msgs/msg/Odometry",
+            "pose",
+            empty_message("geometry_msgs/msg/PoseWithCovariance", covariance=np.arange(36)),
+            ".covariance is int64 [36]",
+        ),
+        (
+            "visualization_msgs/msg/Marker",
+            "points",
+            [empty_message("geometry_msgs/msg/Point", y=y) for y in (np.float32(1), "1")],
+            "[1].y is '1' (str)",
+        ),
     ],
 )
-def test_given_a_list_that_would_become_other_numbers_when_encoded_then_the_error_names_its_field(
-    name, field, value, says
+def test_given_a_value_that_its_field_cannot_hold_when_encoded_then_the_error_names_both(
+    install, name, field, value, says
 ):
-    with pytest.raises(TypeError, match=re.escape(f"{name}.{field} {says}; it has to be")):
+    install("bounded_msgs", Bounded="string<=8 label\nfloat32[<=3] values\nstring[<=2] names\n")
+    with pytest.raises(TypeError, match=re.escape(f"{name}.{field}{says}; it has to be")):
         encode(empty_message(name, **{field: value}), name)
 
 
-def test_given_a_list_of_another_type_with_the_same_bytes_when_encoded_then_it_is_taken_also_deep_inside():
-    grid, pose = "nav_msgs/msg/OccupancyGrid", "geometry_msgs/msg/PoseWithCovariance"
+def test_given_values_that_fields_can_hold_when_encoded_then_they_are_taken():
+    grid, marker = "nav_msgs/msg/OccupancyGrid", "visualization_msgs/msg/Marker"
     cells = encode(empty_message(grid, data=np.array([100, 0], np.uint8)), grid)
     assert decode(cells, grid).data.tolist() == [100, 0]
-    wrong = empty_message("nav_msgs/msg/Odometry", pose=empty_message(pose, covariance=np.arange(36)))
-    with pytest.raises(TypeError, match=r"PoseWithCovariance.covariance is int64 \[36\]"):
-        encode(wrong, "nav_msgs/msg/Odometry")
+    point = empty_message("geometry_msgs/msg/Point", x=np.float32(1))
+    encode(empty_message(marker, id=np.int64(3), frame_locked=np.True_, points=(point,)), marker)
+    numbers = np.array([np.nan, 1], np.float32).view(np.dtype(np.float32).newbyteorder("<"))
+    encode(empty_message("std_msgs/msg/Float32MultiArray", data=numbers), "std_msgs/msg/Float32MultiArray")

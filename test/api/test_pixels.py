@@ -40,9 +40,9 @@ def image(encoding="rgb8", pixels=None, padding=0, **changes):
     return empty_message("sensor_msgs/msg/Image", **values | changes)
 
 
-def compressed(data: bytes, **fields):
+def compressed(data: bytes, form="jpeg"):
     data = np.frombuffer(data, np.uint8)
-    return empty_message("sensor_msgs/msg/CompressedImage", format="jpeg", data=data, **fields)
+    return empty_message("sensor_msgs/msg/CompressedImage", format=form, data=data)
 
 
 def file_of(pixels, kind="PNG", mode=None) -> bytes:
@@ -216,6 +216,22 @@ def test_given_a_png_of_16_bits_when_its_pixels_are_asked_for_then_it_keeps_them
     assert found.dtype == np.uint16
 
 
+@pytest.mark.parametrize("form", ["compressedDepth png", "compressedDepth"])
+def test_given_depths_as_their_image_transport_compresses_them_when_asked_for_then_they_are_those_that_were_sent(
+    form,
+):
+    sent = np.linspace(0.4, 9.9, HEIGHT * WIDTH, dtype=np.float32).reshape(HEIGHT, WIDTH)
+    sent[0, :2] = np.nan, 12.0  # no depth, and more than its depth_max, 10 m
+    scale, shift = 10_100.0, -1009.0  # of its depth_quantization, 100
+    kept = np.where(sent < 10.0, scale / sent + shift, 0).astype(np.uint16)
+    message = compressed(bytes(4) + np.array([scale, shift], "<f4").tobytes() + file_of(kept))
+    for encoding, values, most in (("16UC1", kept, 0), ("32FC1", np.where(kept, sent, np.nan), 0.01)):
+        message.format = f"{encoding}; {form}"
+        found = pixels(message)[..., 0]
+        np.testing.assert_allclose(found, values, rtol=0, atol=most)
+        assert found.dtype == {"16UC1": np.uint16, "32FC1": np.float32}[encoding]
+
+
 def test_given_a_file_when_its_pixels_are_asked_for_then_they_are_upright_and_patterns_have_colours():
     assert np.abs(pixels(compressed(file_of(smooth(), "JPEG"))).astype(int) - smooth()).mean() < 4
     assert pixels(compressed(file_of(smooth()[..., 0]))).shape == (HEIGHT, WIDTH, 1)
@@ -276,6 +292,10 @@ def test_given_a_file_when_its_pixels_are_asked_for_then_they_are_upright_and_pa
                 ),
                 (image("rgb8", height=0), "empty: width 30, height 0"),
                 (compressed(b"GIF89a"), "neither JPEG nor PNG"),
+                (
+                    compressed(bytes(12) + b"rvl", "16UC1; compressedDepth rvl"),
+                    "[Dd]epth rvl'\\) is neither",
+                ),
                 (compressed(file_of(DEPTH)[:900]), "of 900 bytes .* cannot be decoded"),
             )
         ),

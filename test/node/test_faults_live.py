@@ -212,7 +212,7 @@ def test_given_an_offset_between_the_clocks_when_frames_come_then_both_stages_an
     )
     assert "of its budget of 50 ms had passed at its turn: " in said
     assert (
-        "by its stamp when it was received (the camera's latency, or its host's clock is behind this one's)"
+        "by its stamp when it was received (the camera's latency, its host's clock is behind this one's, or"
         in said
     )
     node.next_report()

@@ -1,6 +1,7 @@
 """The node's lifecycle, asked for as a client asks for it, and its end by signals."""
 
 import contextlib
+import functools
 import resource
 import signal
 import time
@@ -15,6 +16,7 @@ from lifecycle_msgs.srv import ChangeState
 from sensor_msgs.msg import Image
 
 from torchperf_ros.api.outcome import Outcome
+from torchperf_ros.node.endpoints import LATCHED_QOS
 
 
 @pytest.fixture(scope="module")
@@ -163,6 +165,20 @@ def test_given_a_worker_that_never_describes_itself_when_told_to_end_then_config
     began = time.monotonic()
     assert node.end(signal.SIGTERM) == 0
     assert time.monotonic() - began < 60.0  # and not when start_timeout_s, 120 s, is over
+
+
+def test_given_a_picture_that_its_publisher_keeps_when_nodes_start_before_and_after_it_then_each_answers_it_once(
+    start_node, obedient, stranger, image
+):
+    start = functools.partial(start_node, {"stages": ["camera"], "camera": obedient()})
+    early = start(arguments=("-r", "image:=/still"))
+    early.wait_until_ready("camera")
+    camera = stranger.create_publisher(Image, "/still", LATCHED_QOS)
+    camera.publish(image())
+    for node in (early, start(arguments=("-r", "image:=/still"))):
+        node.counted("camera", on_time=1)
+        node.next_report()
+        assert node.values("camera")["frames"] == "1"
 
 
 @pytest.mark.parametrize("way", ["deactivate", "shutdown", signal.SIGINT], ids=str)

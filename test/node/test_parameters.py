@@ -282,6 +282,7 @@ REFUSED_LIVE = {  # name -> value, and what the reason has to say
         "parameter camera.sustained_misses: 'many' is a text; it has to be an integer from 1 to",
     ),
     "camera.stop_deceleration": (float("nan"), "nan"),
+    "camera.budgt_ms": (20.0, "camera.budgt_ms; the closest names are camera.budget_ms, "),
 }
 
 

@@ -34,12 +34,12 @@ class Stream:
         self.has_slot, self.taken, self.failures = True, [], []
         self.publisher = node.create_publisher(String, topic, qos)
         self.subscription = node.create_subscription(String, topic, self.take, qos, raw=True)
-        self.own = RingSubscription(node, self.subscription, taker, self.slot, self.failures.append)
+        self.own = RingSubscription(node, taker, self.failures.append, self.subscription, self.slot)
 
     def slot(self):
         return memoryview(self.memory) if self.has_slot else None
 
-    def take(self, data):
+    def take(self, data, _info):
         self.taken.append((type(data), bytes(data)))
         if data is not None and b"boom" in bytes(data):
             raise ValueError("boom")

@@ -238,7 +238,7 @@ def test_given_what_is_gone_of_a_budget_when_put_into_words_then_they_say_where_
     assert (
         admitted(100.0, budget_from="stamp").gone_words(0.0)
         == "100.0 ms of its budget of 50 ms had passed at its turn: 100.0 ms by its stamp when it was"
-        " received (the camera's latency, or its host's clock is behind this one's)"
+        " received (the camera's latency, its host's clock is behind this one's, or its publisher kept it)"
     )
     assert (
         admitted(100.0).gone_words(60.0)

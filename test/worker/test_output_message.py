@@ -132,7 +132,8 @@ def test_given_a_good_message_when_made_then_it_is_encoded_and_none_or_one_that_
     ):
         made(None, "std_msgs/msg/String")
     with pytest.raises(
-        PostprocessError, match=r"Image, which cannot be encoded .*Image.data is .*arrays of one dimension"
+        PostprocessError,
+        match=r"Image, which cannot be encoded .*Image.data is .*has to be uint8\[\], a contiguous",
     ):
         made(empty_message(IMAGE, **IMAGE_FIELDS | {"data": zeros((2, 3))}), IMAGE)
     with pytest.raises(

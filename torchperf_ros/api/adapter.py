@@ -211,17 +211,21 @@ def load_adapter(path: str) -> type[Adapter]:
         raise AdapterError(f"adapter {path!r}: {error}") from error
     except Exception as error:
         # The user's module runs here: any exception is the reason why it cannot be loaded.
-        msg = f"adapter {path!r}: importing {module_name} failed: {type(error).__name__}: {error}"
-        if isinstance(error, ModuleNotFoundError) and module_name.startswith(str(error.name)):
-            msg += (
-                "; commands find modules in the folder that they are started in, a node those that are"
-                " installed"
-            )
-        raise AdapterError(msg) from error
+        where = (
+            "commands find modules in the folder that they are started in, a node those that are installed"
+        )
+        is_missing = isinstance(error, ModuleNotFoundError) and module_name.startswith(str(error.name))
+        raise AdapterError(
+            f"adapter {path!r}: importing {module_name} failed: {type(error).__name__}: {error}"
+            f"{f'; {where}' if is_missing else ''}"
+        ) from error
     found = getattr(module, class_name, None)
     if not (isinstance(found, type) and issubclass(found, Adapter)):
-        classes = [value for value in vars(module).values() if isinstance(value, type)]
-        names = [value.__name__ for value in classes if issubclass(value, Adapter) and value is not Adapter]
+        names = [
+            value.__name__
+            for value in vars(module).values()
+            if isinstance(value, type) and issubclass(value, Adapter) and value is not Adapter
+        ]
         raise AdapterError(
             f"adapter {path!r}: {module_name} has no Adapter class {class_name!r}; it has {names or 'none'}"
         )
@@ -259,9 +263,9 @@ def without_exit(doing: str) -> Iterator[None]:
             if not one.filename.startswith((library, "<"))
         ]
         where = f" ({Path(calls[-1].filename).name}:{calls[-1].lineno}: {calls[-1].line})" if calls else ""
-        remedy = "raise an error instead, and parse arguments below `if __name__ == '__main__':` only"
         raise AdapterError(
-            f"{doing} ends the program: SystemExit: {error.code}{where}; {remedy}"
+            f"{doing} ends the program: SystemExit: {error.code}{where}; raise an error instead, and parse"
+            " arguments below `if __name__ == '__main__':` only"
         ) from error
 
 

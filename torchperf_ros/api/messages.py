@@ -7,6 +7,7 @@ installed packages (a sourced ROS 2, or message wheels under `sys.prefix`).
 import functools
 import os
 import re
+import reprlib
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -31,11 +32,6 @@ _DIRECTIVE: Final = re.compile(r"^[ \t]*#[^\n]*", re.MULTILINE)  # `#include`, `
 @functools.cache
 def _store() -> Typestore:
     return get_typestore(Stores.ROS2_JAZZY)
-
-
-def _share_folders() -> Iterator[Path]:
-    prefixes = [*os.environ.get("AMENT_PREFIX_PATH", "").split(os.pathsep), sys.prefix]
-    return (Path(prefix) / "share" for prefix in prefixes if prefix)
 
 
 def full_name(name: str) -> str:
@@ -81,26 +77,29 @@ def _known(name: str) -> str:
     if name in store.fielddefs or (name := full_name(name)) in store.fielddefs:
         return name
     package, _, short = name.split("/")
-    for share in _share_folders():
-        files = (share / package / "msg" / f"{short}{suffix}" for suffix in (".msg", ".idl"))
-        if path := next((file for file in files if file.is_file()), None):
-            try:
-                text = path.read_text(encoding="utf-8")
-                parsed = types_of_idl(text) if path.suffix == ".idl" else types_of_msg(text, name)
-            except (TypesysError, OSError, UnicodeDecodeError) as error:
-                raise UnknownMessageType(
-                    f"message type {name!r} cannot be read from {path}: {error}"
-                ) from error
-            types = {key: value for key, value in parsed.items() if key not in store.fielddefs}
-            for needed in (needed for _, fields in types.values() for needed in referenced(fields)):
-                if needed not in types:
-                    _known(needed)
-            store.register(types)
-            return name
-    raise UnknownMessageType(
-        f"message type {name!r} is unknown: no {package}/msg/{short}.msg in an installed package; install"
-        f" {package}"
+    prefixes = filter(None, [*os.environ.get("AMENT_PREFIX_PATH", "").split(os.pathsep), sys.prefix])
+    files = (
+        Path(prefix, "share", package, "msg", f"{short}{suffix}")
+        for prefix in prefixes
+        for suffix in (".msg", ".idl")
     )
+    path = next((file for file in files if file.is_file()), None)
+    if path is None:
+        raise UnknownMessageType(
+            f"message type {name!r} is unknown: no {package}/msg/{short}.msg in an installed package; install"
+            f" {package}"
+        )
+    try:
+        text = path.read_text(encoding="utf-8")
+        parsed = types_of_idl(text) if path.suffix == ".idl" else types_of_msg(text, name)
+    except (TypesysError, OSError, UnicodeDecodeError) as error:
+        raise UnknownMessageType(f"message type {name!r} cannot be read from {path}: {error}") from error
+    types = {key: value for key, value in parsed.items() if key not in store.fielddefs}
+    for _, fields in types.values():
+        for needed in set(referenced(fields)) - types.keys():
+            _known(needed)
+    store.register(types)
+    return name
 
 
 def types_of_msg(text: str, name: str) -> Typesdict:
@@ -247,7 +246,7 @@ def warm_up(name: str) -> None:
         UnknownMessageType: see `message_class`.
     """
     _reads_any_text(_known(name))  # and of all types that it contains
-    _lists(name)
+    _unchecked(_known(name))
 
 
 @functools.cache
@@ -262,13 +261,11 @@ def bytes_before_header(name: str) -> int | None:
 
     A list's length, as in a `MarkerArray`; None: it has none.
     """
-    if has_header(name):
-        return 0
-    fields = _store().fielddefs[_known(name)][1]
-    first: Any = fields[0][1] if fields else (None, None)
-    kind, what = first
-    is_list = kind is Nodetype.SEQUENCE and what[0][0] is Nodetype.NAME
-    return _LENGTH_BYTES if is_list and has_header(what[0][1]) else None
+    first: Any = next(iter(_store().fielddefs[_known(name)][1]), None)
+    if first is None or has_header(name):
+        return None if first is None else 0
+    held = field_types(name)[first[0]] if first[1][0] is Nodetype.SEQUENCE else ""
+    return _LENGTH_BYTES if held and has_header(held) else None
 
 
 def decode(data: bytes | memoryview, name: str) -> Any:  # noqa: ANN401
@@ -294,55 +291,106 @@ def encode(message: object, name: str) -> memoryview:
     """Encode a message object as little-endian CDR bytes.
 
     Raises:
-        TypeError: a list of numbers is not what its field holds; the text names the field and both.
+        TypeError: a field cannot hold its value; the text names both, and what it has to be.
     """
     name = _known(name)
-    _check_lists(message, name)
-    return _store().serialize_cdr(message, name)
+    try:
+        _check_fields(message, name)
+        return _store().serialize_cdr(message, name)
+    except Exception as error:  # the generated writers raise struct.error, AttributeError, ...
+        raise TypeError(_fault(message, name, name) or str(error)) from error
 
 
-def _check_lists(message: Any, name: str) -> None:  # noqa: ANN401
-    """Pass a message whose lists of numbers have the types of their fields, or at least the same bytes.
+def _fault(message: Any, name: str, where: str) -> str:  # noqa: ANN401
+    """What is wrong with the first field of a message, or of one inside it, that cannot be written alone.
 
-    The generated writers copy an array's bytes and ignore its type: int32 in a list of float32 would be
-    published as other numbers.
+    "" if there is none.
     """
-    for field, held, empty in _lists(name):
+    for field, held in field_types(name).items():
+        alone = empty_message(name)
+        value: Any = getattr(message, field, None)
+        form = ", a contiguous numpy array" if hasattr(getattr(alone, field), "dtype") else ""
+        try:
+            setattr(alone, field, value)
+            _check_fields(alone, name)
+            _store().serialize_cdr(alone, name)
+        except Exception:
+            is_list = isinstance(value, (list, tuple))
+            parts = (
+                _fault(part, held, f"{where}.{field}" + f"[{number}]" * is_list)
+                for number, part in enumerate(value if is_list else [value])
+                if held and all(hasattr(part, one) for one in field_types(held))
+            )
+            given = getattr(value, "__msgtype__", f"{reprlib.repr(value)} ({type(value).__name__})")
+            if getattr(value, "shape", ()):
+                given = f"{value.dtype} {list(value.shape)}"
+            wanted = next(  # as ROS writes it, for example `float32[<=3]`
+                words[0]
+                for words in map(str.split, _store().generate_msgdef(name, 2)[0].splitlines())
+                if words[1:] == [field]
+            )
+            return next(filter(None, parts), f"{where}.{field} is {given}; it has to be {wanted}{form}")
+    return ""
+
+
+def _check_fields(message: Any, name: str) -> None:  # noqa: ANN401
+    """Pass a message whose fields are right that the generated writers take as they come.
+
+    They copy an array's bytes and ignore its type: int32 in a list of float32 would be published as other
+    numbers. They take anything for a bool, and texts and lists of any length.
+    """
+    for field, held, empty, most in _unchecked(name):
         given = getattr(message, field)
         if held:
-            for each in given if isinstance(given, list) else [given]:
-                _check_lists(each, held)
+            for each in given if isinstance(given, (list, tuple)) else [given]:
+                _check_fields(each, held)
         elif (
-            getattr(given, "dtype", None) is not empty.dtype
-            or given.shape != (empty.size or given.size,)
-            or not given.data.contiguous
+            given is not True
+            and given is not False
+            and (
+                getattr(given, "dtype", None) is not getattr(empty, "dtype", name)
+                or given.shape != (empty.size or given.size,)
+                or not given.data.contiguous
+                or most
+            )
+            and not _fits(given, empty, most)
         ):
-            _check_list(given, empty, f"{name}.{field}")
+            raise TypeError(field)
 
 
-def _check_list(given: Any, empty: Any, field: str) -> None:  # noqa: ANN401
+def _fits(given: Any, empty: Any, most: int) -> bool:  # noqa: ANN401
+    """Whether it is what its field holds, within its bound; of a list of numbers the same bytes will do."""
     import numpy as np  # not at the top: the command line's help needs none of it
 
-    sizes, wanted = list(np.shape(given)), empty.dtype
-    same_bytes = (
-        isinstance(given, np.ndarray) and given.itemsize == wanted.itemsize and given.data.contiguous
-    )
-    if not same_bytes or sizes != [empty.size or given.size] or (given.view(wanted) != given).any():
-        raise TypeError(
-            f"{field} is {getattr(given, 'dtype', type(given).__name__)} {sizes}; it has to be a contiguous"
-            f" numpy array of {wanted} [{empty.size or 'any number'}]"
+    if empty is False:
+        return given in (True, False)
+    if (wanted := getattr(empty, "dtype", None)) is None:  # writers take a text for a list of texts
+        return isinstance(given, str) is isinstance(empty, str) and (
+            not most or len(given.encode() if isinstance(given, str) else given) <= most
         )
+    return (
+        isinstance(given, np.ndarray)
+        and given.itemsize == wanted.itemsize
+        and given.shape == (empty.size or given.size,)
+        and given.data.contiguous
+        and bool(given.dtype == wanted or (given.view(wanted) == given).all())
+        and not 0 < most < given.size
+    )
 
 
 @functools.cache
-def _lists(name: str) -> list[tuple[str, str, Any]]:
-    """The fields of a type that hold lists of numbers, or messages with such lists.
+def _unchecked(name: str) -> list[tuple[str, str, Any, int]]:
+    """The fields of a type, and of those in it, that hold lists of numbers, a bool, or what has a bound.
 
-    Of each its name, the type of its messages, and the list when it is empty, or zero if its length is fixed.
+    Of each its name, the type of its messages, its value when it is empty, and its bound.
     """
-    empty = empty_message(name)
-    return [
-        (field, held, getattr(empty, field))
-        for field, held in field_types(name).items()
-        if (_lists(held) if held else hasattr(getattr(empty, field), "dtype"))
-    ]
+    empty, found = empty_message(name), []
+    fields: Any = _store().fielddefs[name][1]
+    for field, (kind, of) in fields:
+        value, held = getattr(empty, field), field_types(name)[field]
+        most = of[1] if kind in {Nodetype.BASE, Nodetype.SEQUENCE} else 0
+        if held and _unchecked(held):
+            found.append((field, held, value, 0))
+        if most or value is False or hasattr(value, "dtype") or (value == [] and not held):
+            found.append((field, "", value, most))
+    return found

@@ -9,7 +9,8 @@ It imports neither torch nor ROS, so that adapters, reports and watches can all 
 
 import contextlib
 import io
-from collections.abc import Collection, Iterator
+import itertools
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -43,10 +44,10 @@ _NV: Final = ("nv12", "nv21")
 # R = 1.164 (Y - 16) + 1.596 (V - 128) and so on.
 _LEVELS: Final = np.arange(256)
 _BRIGHTNESS: Final = np.round(32 * 1.164 * np.maximum(_LEVELS - 16, 0)).astype(np.int16)
-_RED_OF_V: Final = np.round(32 * 1.596 * (_LEVELS - 128)).astype(np.int16)
-_GREEN_OF_U: Final = np.round(32 * 0.391 * (_LEVELS - 128)).astype(np.int16)
-_GREEN_OF_V: Final = np.round(32 * 0.813 * (_LEVELS - 128)).astype(np.int16)
-_BLUE_OF_U: Final = np.round(32 * 2.018 * (_LEVELS - 128)).astype(np.int16)
+_RED_OF_V, _GREEN_OF_U, _GREEN_OF_V, _BLUE_OF_U = (
+    np.round(32 * factor * (_LEVELS - 128)).astype(np.int16) for factor in (1.596, 0.391, 0.813, 2.018)
+)
+_DEPTH_HEADER: Final = 12  # bytes: a number that is 0, and two float32
 _COMPRESSED_FORMATS: Final = ("JPEG", "PNG")
 _COMPRESSED_MODES: Final = ("L", "P", "RGB", "RGBA")
 _ORIENTATION: Final = 0x0112  # a tag of EXIF, which has the values below
@@ -79,7 +80,8 @@ def pixels(message: Any) -> NDArray[Any]:  # noqa: ANN401
     Colours come as red, green, blue in uint8, without alpha: rgb8, bgr8, 8UC3, rgba8, bgra8, yuv422, yuv422_yuy2,
     nv12, nv21, 8-bit Bayer patterns (bilinear), JPEG and PNG, turned as their EXIF orientation says. One channel
     keeps its type: mono8, 8UC1 (uint8), mono16, 16UC1 and PNGs of 16 bits (uint16), 32FC1 (float32, in the unit
-    that the sender chose).
+    that the sender chose). So do depths of `compressed_depth_image_transport` as PNG: 16UC1, and 32FC1, NaN
+    where no depth is known.
 
     The array may be a view on the message: copy what you keep.
 
@@ -91,37 +93,45 @@ def pixels(message: Any) -> NDArray[Any]:  # noqa: ANN401
     """
     if not hasattr(message, "encoding"):
         return _decoded(message)
-    encoding, width, height = message.encoding, message.width, message.height
-    _check_size(width, height, MOST_PIXELS)
-    if encoding in _COLOURS:
-        colours = raw_pixels(message)
-        return colours.rgb() if colours.order == "bgr" else colours.array
-    if encoding in _ONE_CHANNEL:
-        kind = np.dtype(_ONE_CHANNEL[encoding])
-        rows = np.ascontiguousarray(_rows(message, kind.itemsize))
-        sent = rows.view(kind.newbyteorder(">" if message.is_bigendian else "<"))
-        return sent.astype(kind, copy=False).reshape(height, width, 1)
-    if encoding in _BAYER:
-        return _from_bayer(_rows(message, 1), _BAYER[encoding])
-    if encoding in _YUV422:
-        return _from_yuv(*_of_yuv422(_rows(message, 2), encoding))
-    if encoding in _NV:
-        return _from_yuv(*_of_nv(message))
-    known = (*_COLOURS, *_ONE_CHANNEL, *_BAYER, *_YUV422, *_NV)
-    raise BadInput(f"image encoding {encoding!r} is not supported; supported: {', '.join(known)}")
+    _check_size(message.width, message.height, MOST_PIXELS)
+    if message.encoding not in _DECODERS:
+        known = ", ".join(_DECODERS)
+        raise BadInput(f"image encoding {message.encoding!r} is not supported; supported: {known}")
+    return _DECODERS[message.encoding](message)
+
+
+def _one_channel(message: Any) -> NDArray[Any]:  # noqa: ANN401
+    kind = np.dtype(_ONE_CHANNEL[message.encoding])
+    rows = np.ascontiguousarray(_rows(message, kind.itemsize))
+    sent = rows.view(kind.newbyteorder(">" if message.is_bigendian else "<"))
+    return sent.astype(kind, copy=False)[..., None]
 
 
 def _decoded(message: Any) -> NDArray[Any]:  # noqa: ANN401
-    """The pixels of a `CompressedImage`; a PNG of 16 bits keeps them."""
+    """The pixels of a `CompressedImage`; a PNG of 16 bits keeps them, or holds depths in metres."""
     with _open(message) as image:
         if image.mode.startswith("I"):
             _check_size(*image.size, MOST_PIXELS)
-            return np.asarray(image).astype(np.uint16)[..., None]
+            kept = np.asarray(image).astype(np.uint16)[..., None]
+            is_inverse = message.format.startswith("32FC1") and _file_begin(message)
+            return _from_inverse(kept, message) if is_inverse else kept
     found = compressed_pixels(message)
     pattern = message.format.partition(";")[0].strip()
     if found.order == "mono" and pattern in _BAYER:
         return _from_bayer(found.array[..., 0], _BAYER[pattern])
     return found.array
+
+
+def _file_begin(message: Any) -> int:  # noqa: ANN401
+    """Where the file begins: `compressed_depth_image_transport` puts 12 bytes before its PNGs."""
+    return _DEPTH_HEADER if bytes(message.data[_DEPTH_HEADER : _DEPTH_HEADER + 4]) == b"\x89PNG" else 0
+
+
+def _from_inverse(kept: NDArray[np.uint16], message: Any) -> NDArray[np.float32]:  # noqa: ANN401
+    """Depths from 16 bits that hold their inverse, as that package keeps 32FC1; 0 is no depth: NaN."""
+    scale, shift = np.frombuffer(bytes(message.data[4:_DEPTH_HEADER]), "<f4")
+    with np.errstate(divide="ignore"):
+        return np.where(kept, scale / (kept - shift), np.float32(np.nan)).astype(np.float32)
 
 
 def _of_yuv422(rows: NDArray[np.uint8], encoding: str) -> tuple[NDArray[np.uint8], ...]:
@@ -133,13 +143,12 @@ def _of_yuv422(rows: NDArray[np.uint8], encoding: str) -> tuple[NDArray[np.uint8
 
 def _of_nv(message: Any) -> tuple[NDArray[np.uint8], ...]:  # noqa: ANN401
     """The same of a plane of brightness and one of colour differences, which has half the rows."""
-    width, height = message.width, message.height
-    _check_even(width, "width", message.encoding)
-    _check_even(height, "height", message.encoding)
-    planes = _rows(message, 1, rows=height + height // 2)
-    colour = planes[height:]
+    _check_even(message.width, "width", message.encoding)
+    _check_even(message.height, "height", message.encoding)
+    planes = _rows(message, 1, rows=message.height + message.height // 2)
+    bright, colour = planes[: message.height], planes[message.height :].repeat(2, axis=0)
     first = 1 if message.encoding == "nv21" else 0
-    return planes[:height], *(colour[:, at::2].repeat(2, axis=0) for at in (first, 1 - first))
+    return bright, colour[:, first::2], colour[:, 1 - first :: 2]
 
 
 def _from_yuv(y: NDArray[np.uint8], u: NDArray[np.uint8], v: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -166,19 +175,17 @@ def _from_bayer(raw: NDArray[np.uint8], red: tuple[int, int]) -> NDArray[np.uint
     left_right = around[1:-1, :-2] + around[1:-1, 2:]
     up_down = up[:, 1:-1] + down[:, 1:-1]
     corners = (up[:, :-2] + up[:, 2:] + down[:, :-2] + down[:, 2:] + 2) >> 2
-    cross = (left_right + up_down + 2) >> 2
+    cross, beside, above = (left_right + up_down + 2) >> 2, (left_right + 1) >> 1, (up_down + 1) >> 1
+    colours_of = {  # of a pixel, by whether its row and its column are those of red
+        (True, True): (raw, cross, corners),
+        (True, False): (beside, raw, above),
+        (False, True): (above, raw, beside),
+        (False, False): (corners, cross, raw),
+    }
     made = np.empty((height, width, 3), np.uint8)
-    made[..., 1] = raw
-    for channel, (row, column) in ((0, red), (2, (1 - red[0], 1 - red[1]))):
-        own = (slice(row, None, 2), slice(column, None, 2))
-        beside = (slice(row, None, 2), slice(1 - column, None, 2))
-        below = (slice(1 - row, None, 2), slice(column, None, 2))
-        other = (slice(1 - row, None, 2), slice(1 - column, None, 2))
-        made[(*own, channel)] = raw[own]
-        made[(*own, 1)] = cross[own]
-        made[(*beside, channel)] = ((left_right + 1) >> 1)[beside]
-        made[(*below, channel)] = ((up_down + 1) >> 1)[below]
-        made[(*other, channel)] = corners[other]
+    for row, column in itertools.product((0, 1), repeat=2):
+        for channel, values in enumerate(colours_of[row == red[0], column == red[1]]):
+            made[row::2, column::2, channel] = values[row::2, column::2]
     return made
 
 
@@ -282,9 +289,8 @@ def _orientation(image: Image.Image) -> int:
 
     `_UPRIGHT`: not at all.
     """
-    if "exif" not in image.info:  # asking for it would decode a PNG
-        return _UPRIGHT
-    turned = image.getexif().get(_ORIENTATION, _UPRIGHT)
+    # asking for one that is not there would decode a PNG
+    turned = image.getexif().get(_ORIENTATION, _UPRIGHT) if "exif" in image.info else _UPRIGHT
     return turned if turned in range(_UPRIGHT, _LAST + 1) else _UPRIGHT
 
 
@@ -294,7 +300,9 @@ def _open(message: Any) -> Iterator[Image.Image]:  # noqa: ANN401
     try:
         # Pillow: small wheels for every platform, no OpenCV beside the one that the vehicle has, reads the
         # size before it decodes, can be held to two formats, and scales JPEGs while decoding.
-        with Image.open(io.BytesIO(message.data), formats=_COMPRESSED_FORMATS) as image:
+        with Image.open(
+            io.BytesIO(message.data[_file_begin(message) :]), formats=_COMPRESSED_FORMATS
+        ) as image:
             yield image
     except BadInput:
         raise
@@ -316,3 +324,14 @@ def _check_size(width: int, height: int, max_pixels: int) -> None:
         raise BadInput(
             f"image of {width} x {height} = {width * height} pixels is larger than max_pixels {max_pixels}"
         )
+
+
+# By encoding, what makes an array of a message of a size that is allowed.
+_DECODERS: Final[dict[str, Callable[[Any], NDArray[Any]]]] = {
+    **dict.fromkeys(_COLOURS, lambda message: raw_pixels(message).rgb()),
+    "rgba8": lambda message: raw_pixels(message).array,  # a view
+    **dict.fromkeys(_ONE_CHANNEL, _one_channel),
+    **dict.fromkeys(_BAYER, lambda message: _from_bayer(_rows(message, 1), _BAYER[message.encoding])),
+    **dict.fromkeys(_YUV422, lambda message: _from_yuv(*_of_yuv422(_rows(message, 2), message.encoding))),
+    **dict.fromkeys(_NV, lambda message: _from_yuv(*_of_nv(message))),
+}

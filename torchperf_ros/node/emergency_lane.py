@@ -24,7 +24,7 @@ from torchperf_ros.api.alert import Alert, Level
 from torchperf_ros.api.errors import ConfigError, how_it_ended
 from torchperf_ros.api.outcome import Fallback
 from torchperf_ros.node.alert_publisher import AlertPublisher
-from torchperf_ros.node.emergency_process import MAX_PACKET_BYTES, StopArea
+from torchperf_ros.node.emergency_process import StopArea, received
 from torchperf_ros.node.endpoints import RawPublisher, resolved
 from torchperf_ros.node.middleware import own_segment
 from torchperf_ros.observe.ros_types import ros_message_class
@@ -133,8 +133,11 @@ class EmergencyLane:
             "pressed": [],
         }
         self._send(self._setup)
-        beat = functools.partial(self._beat, overdue_ms)
-        self._timer = node.create_timer(_BEATS_EVERY_S, beat, clock=Clock(clock_type=ClockType.STEADY_TIME))
+        self._timer = node.create_timer(
+            _BEATS_EVERY_S,
+            functools.partial(self._beat, overdue_ms),
+            clock=Clock(clock_type=ClockType.STEADY_TIME),
+        )
         self._node = node
         self._thread = threading.Thread(target=self._listen, name="emergency", daemon=True)
         self._thread.start()
@@ -307,8 +310,10 @@ class EmergencyLane:
 
     def _cannot_start(self, error: Exception) -> bool:
         self._failures += 1
-        tries = f"tried {self._failures} times, again every {_RESTART_S:g} s"
-        self._why_none = f"cannot be started: {error}; {tries}; nothing is watched meanwhile"
+        self._why_none = (
+            f"cannot be started: {error}; tried {self._failures} times, again every {_RESTART_S:g} s;"
+            " nothing is watched meanwhile"
+        )
         return False
 
     def _send(self, message: dict[str, Any]) -> None:
@@ -325,22 +330,13 @@ class EmergencyLane:
         step_back()
         while not self._ending.is_set():
             try:
-                if data := self._receive():
+                if data := b"" if self._socket is None else received(self._socket):
                     self._take(json.loads(data))
                 elif not self._ending.is_set():
                     self._replace()
             except Exception:  # the thread's boundary: after any failure the lane is looked after again
                 self._log.error(f"looking after the emergency lane failed:\n{traceback.format_exc()}")
                 self._ending.wait(_RESTART_S)
-
-    def _receive(self) -> bytes:
-        """What the process says next; empty once it is gone, or where there is none."""
-        if self._socket is None:
-            return b""
-        try:
-            return self._socket.recv(MAX_PACKET_BYTES)
-        except OSError:
-            return b""
 
     def _take(self, message: dict[str, Any]) -> None:
         if "error" in message:

@@ -97,6 +97,17 @@ class StopArea:
         os.close(self.fd)
 
 
+def received(other: socket.socket) -> bytes:
+    """What the other process says next.
+
+    Empty once it is gone, which it may be before it has read all that it was sent.
+    """
+    try:
+        return other.recv(MAX_PACKET_BYTES)
+    except OSError:
+        return b""
+
+
 _DEPTH: Final = 5
 _REMEMBERED: Final = 4 * _DEPTH  # messages of a button, of which copies come by several subscriptions
 # A wait that ends early for nothing would end so again at once, and a thread of this priority take the
@@ -227,13 +238,13 @@ class _Lane:
 
     def _listen(self) -> None:
         process_setup.step_back()
-        orders = {
+        orders: dict[str, Callable[[int], None]] = {
             "activate": self._activate,
-            "hold": self._hold,
-            "deactivate": self._deactivate,
+            "hold": lambda _: self.rules.hold(),
+            "deactivate": lambda _: self.rules.deactivate(),
             "close": self._close,
         }
-        while data := self._receive():
+        while data := received(self._socket):
             try:
                 order = json.loads(data)["order"]
                 if (
@@ -249,16 +260,6 @@ class _Lane:
                 self.errors += 1
                 self._send(error=traceback.format_exc())
         self._do(self._left_alone)
-
-    def _receive(self) -> bytes:
-        """What the node says next.
-
-        Empty once it is gone, which it may be before it has read all that it was sent.
-        """
-        try:
-            return self._socket.recv(MAX_PACKET_BYTES)
-        except OSError:
-            return b""
 
     def _do(self, what: Callable[[int], None]) -> None:
         self._orders.append(what)
@@ -293,12 +294,6 @@ class _Lane:
         self.rules.beat(now_ns)
         self._begins = self._confirms = True
 
-    def _hold(self, _now_ns: int) -> None:
-        self.rules.hold()
-
-    def _deactivate(self, _now_ns: int) -> None:
-        self.rules.deactivate()
-
     def _close(self, _now_ns: int) -> None:
         self._closes = True
 
@@ -309,14 +304,11 @@ class _Lane:
             return
         self.rules.left_alone(now_ns)
 
-    def _is_over(self, now_ns: int) -> bool:
-        return self._closes or self.rules.may_end(now_ns)
-
     # -- the lane's thread
 
     def run(self) -> None:
         """Until the node says so, or is gone."""
-        while not self._is_over(monotonic_ns()):
+        while not (self._closes or self.rules.may_end(monotonic_ns())):
             try:
                 self._step()
             except (

@@ -6,8 +6,9 @@ Message classes and names of topics, publishers, and the endpoints of its stages
 import functools
 import importlib.util
 import traceback
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from rclpy.node import Node
 from rclpy.publisher import Publisher
@@ -17,7 +18,7 @@ from rclpy.topic_endpoint_info import TopicEndpointInfo
 
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.api.messages import has_header
-from torchperf_ros.node.ring_subscription import Receiver, RingSubscription, Taker
+from torchperf_ros.node.ring_subscription import Receiver, RingSubscription, Slot, Taker
 from torchperf_ros.observe.ros_types import HEARD_QOS, ros_message_class
 from torchperf_ros.stage.frame import Frame
 from torchperf_ros.stage.hooks import Instead
@@ -36,6 +37,8 @@ EVENTS = importlib.import_module(  # in Humble it is the latter
 LATCHED_QOS = QoSProfile(
     depth=1, reliability=ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.TRANSIENT_LOCAL
 )
+# How many messages back one is known again that comes by another subscription, too.
+_KNOWN: Final = 8
 OUTPUT_QOS = QoSProfile(
     depth=10, reliability=ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.VOLATILE
 )
@@ -58,15 +61,16 @@ def alike_topics(node: Node, topic: str, type_name: str, owner: str) -> list[str
     """Other topics of a type in the graph, which could be remapped to this one.
 
     Not those that only the node called `owner` publishes: the output of a stage is no input that was
-    forgotten.
+    forgotten. Those with the topic's last word come first, as `/camera/image_raw` for `/image`.
     """
-    return sorted(
+    found = (
         name
         for name, types in node.get_topic_names_and_types()
         if name != topic
         and type_name in types
         and any(whole_name(one) != owner for one in node.get_publishers_info_by_topic(name))
     )
+    return sorted(found, key=lambda name: (topic.rpartition("/")[2] not in name, name))
 
 
 def whole_name(endpoint: TopicEndpointInfo) -> str:
@@ -113,6 +117,7 @@ class Endpoints:
         heard: message types of topics that a black box is to hold and no record of a frame carries, by
             name.
         recording: takes their messages.
+        active: whether frames are let in.
     """
 
     def __init__(
@@ -126,7 +131,11 @@ class Endpoints:
         self.outputs: list[RawPublisher | None] = [None] * stages
         self.heard: dict[str, str] = {}
         self.recording: Recording | None = None
+        self.active = False
         self._node = node
+        # Those whose publishers were not asked yet for what they keep, with what takes it.
+        self._not_asked: list[tuple[StageInput, Callable[..., None]]] = []
+        self._by_ring: Callable[[Subscription, Slot], RingSubscription] | None = None
         self._answer_last = answer_last
         self._followers: list[list[StageInput]] = [[] for _ in range(stages)]
         self._carried: frozenset[str] = frozenset()
@@ -142,28 +151,36 @@ class Endpoints:
         with the reason.
 
         Raises:
-            ConfigError: no topic can be called so, or two stages publish one, or two streams take one.
+            ConfigError: no topic can be called so, or two stages publish one, or two streams take one, or a
+                stage would answer its own output, or take a topic as of another type.
             UnknownMessageType: a message's package is not installed.
         """
         every = [stage_inputs(self._node, stage) for stage in stages]
         wiring = Wiring(stages, every, functools.partial(resolved, self._node))
         self._followers = wiring.followers
-        own = {source.topic for sources in every for source in sources if source.index >= 0}
-        self._carried = wiring.published | own
+        self._carried = wiring.published | {
+            source.topic for sources in every for source in sources if source.index >= 0
+        }
+        kinds = {resolved(self._node, stage.config.output): stage.output_type for stage in stages}
+        for source in wiring.from_topics:
+            kind = kinds.setdefault(source.topic, source.type_name)
+            if kind != source.type_name or (source.index == 0 and source.topic in wiring.published):
+                raise ConfigError(
+                    f"stage {source.stage.config.name} takes {source.topic} as {source.type_name}, which this"
+                    f" node publishes or takes as {kind}: remap one of them, or set another output"
+                )
         for index, stage in enumerate(stages):
             if (description := stage.pool.description) is not None:
-                kind = ros_message_class(description.output)
                 self.outputs[index] = RawPublisher(
-                    self._node.create_publisher(kind, stage.config.output, OUTPUT_QOS)
+                    self._node.create_publisher(
+                        ros_message_class(description.output), stage.config.output, OUTPUT_QOS
+                    )
                 )
-        triggers = []
+        if taker is not None:
+            self._by_ring = functools.partial(RingSubscription, self._node, taker, no_taker)
         for source in wiring.from_topics:
-            subscription = self._subscribe(source)
-            if taker is not None and source.index == 0:
-                slot = source.stage.slot
-                triggers.append(RingSubscription(self._node, subscription, taker, slot, no_taker))
-        if triggers:
-            self._receiver = Receiver(self._node.context, triggers, self._say_failure)
+            self._subscribe(source)
+        self.ask_for_kept()
 
     def _say_failure(self) -> None:
         self._node.get_logger().error(
@@ -171,25 +188,57 @@ class Endpoints:
             throttle_duration_sec=1.0,
         )
 
-    def _subscribe(self, source: StageInput) -> Subscription:
-        """A raw subscription: the message stays bytes on its way through the node.
-
-        Where a publisher keeps its last message, another one is for what was published before, once and for
-        all, as the calibration of a camera is. A trigger needs none: its old message is no frame.
-        """
+    def _subscribe(self, source: StageInput) -> None:
+        """A raw subscription: the message stays bytes on its way through the node."""
         best_effort = source.stage.config.input_reliability == "best_effort"
         reliability = ReliabilityPolicy.BEST_EFFORT if best_effort else ReliabilityPolicy.RELIABLE
         qos = QoSProfile(depth=1, reliability=reliability, durability=DurabilityPolicy.VOLATILE)
+        # A guard, or scenes, depend on it, and frames do not carry it: an incident is to hold it.
         is_heard = self._begin_to_hear(source.topic, source.type_name)
-        receive = functools.partial(self._hear, source) if is_heard else source.receive
+        known: deque[int] = deque(maxlen=_KNOWN)
+
+        def receive(data: bytes, info: Mapping[str, Any]) -> None:
+            """Of a publisher that keeps its last message it comes by two subscriptions, and counts once."""
+            published_ns = info["source_timestamp"]
+            if published_ns in known:
+                return
+            if published_ns and self._can_use(source):  # 0: the middleware does not say it
+                known.append(published_ns)
+            source.receive(data)
+            if is_heard:
+                self._record(source.topic, data)
+
         self.inputs.append(source)
-        # Others would warn of a subscription that they do not match.
-        if source.index > 0 and any(
-            publisher.qos_profile.durability is DurabilityPolicy.TRANSIENT_LOCAL
-            for publisher in self._node.get_publishers_info_by_topic(source.topic)
-        ):
-            self._take(source.topic, source.type_name, receive, LATCHED_QOS)
-        return self._take(source.topic, source.type_name, receive, qos)
+        self._not_asked.append((source, receive))
+        self._take_input(source, receive, qos)
+
+    def _can_use(self, source: StageInput) -> bool:
+        """Whether a message is not lost on the stage: that of a trigger is, where no worker can answer it."""
+        return source.index != 0 or (self.active and source.stage.pool.ready)
+
+    def ask_for_kept(self) -> None:
+        """Ask publishers for the last message that they keep for who comes later; to be called now and then.
+
+        So a calibration, a map or a still picture that was published once is heard, whoever started first. A
+        trigger's is asked for once its frame can be answered, and may be late by its stamp, as any frame.
+        Others would warn of a subscription that they do not match.
+        """
+        for source, receive in [one for one in self._not_asked if self._can_use(one[0])]:
+            if any(
+                publisher.qos_profile.durability is DurabilityPolicy.TRANSIENT_LOCAL
+                for publisher in self._node.get_publishers_info_by_topic(source.topic)
+            ):
+                self._not_asked.remove((source, receive))
+                self._take_input(source, receive, LATCHED_QOS)
+
+    def _take_input(self, source: StageInput, receive: Callable[..., None], qos: QoSProfile) -> None:
+        made = self._take(source.topic, source.type_name, receive, qos)
+        if self._by_ring is not None and source.index == 0:
+            ring = self._by_ring(made, source.stage.slot)
+            if self._receiver is None:
+                self._receiver = Receiver(self._node.context, [ring], self._say_failure)
+            else:
+                self._receiver.add(ring)
 
     def listen(self, topics: Iterable[tuple[str, str]]) -> None:
         """Have messages of these topics, with their types, recorded, where they are not yet."""
@@ -204,7 +253,7 @@ class Endpoints:
         return True
 
     def _take(
-        self, topic: str, type_name: str, receive: Callable[[bytes], None], qos: QoSProfile
+        self, topic: str, type_name: str, receive: Callable[..., None], qos: QoSProfile
     ) -> Subscription:
         made = self._node.create_subscription(
             ros_message_class(type_name),
@@ -217,14 +266,6 @@ class Endpoints:
         )
         self._subscriptions.append(made)
         return made
-
-    def _hear(self, source: StageInput, data: bytes) -> None:
-        """A message that a guard, or scenes, depend on.
-
-        An incident is to hold it, and frames do not carry it.
-        """
-        source.receive(data)
-        self._record(source.topic, data)
 
     def _record(self, topic: str, data: bytes) -> None:
         if self.recording is not None:
@@ -250,7 +291,7 @@ class Endpoints:
             self._receiver.close()
         for subscription in self._subscriptions:
             self._node.destroy_subscription(subscription)
-        self._receiver, self._subscriptions = None, []
+        self._receiver, self._subscriptions, self._not_asked = None, [], []
 
     def close(self) -> None:
         """End the publishers, after the stages."""

@@ -1,10 +1,12 @@
 """The inputs of a configured node: silent ones, wrong types, clocks that do not fit; and why."""
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 from rclpy.node import Node
 from rclpy.qos import ReliabilityPolicy
+from rclpy.topic_endpoint_info import TopicEndpointInfo
 
 from torchperf_ros.api.alert import Alert, Level
 from torchperf_ros.api.clock import NS_PER_S
@@ -41,14 +43,16 @@ class InputWatch:
     def look(self, inputs: Sequence[StageInput], now_ns: int) -> None:
         """A line on the terminal where an input has been silent for 5 s, with what the graph knows of it.
 
-        Of a trigger that no message has come; of another input that no node publishes it. Logged again where
-        the graph has changed, as when a topic appears that could be remapped.
+        Of a trigger that no message has come; of another input that no node publishes it, or none of its type
+        and reliability. Logged again where the graph has changed, as when a topic appears that could be
+        remapped.
         """
         for source in inputs:
             key = source.stage.config.name, source.topic
             is_trigger = source.index == 0
             frames = source.stage.statistics.counters.frames if is_trigger else 0
-            is_published = self._node.count_publishers(source.topic) > 0
+            publishers = self._node.get_publishers_info_by_topic(source.topic)
+            is_published = any(_can_reach(one, source) for one in publishers)
             *known, since_ns = self._heard.setdefault(key, (frames, is_published, now_ns))
             if known != [frames, is_published] or (is_published and not is_trigger):
                 self._heard[key] = frames, is_published, now_ns
@@ -78,32 +82,34 @@ class InputWatch:
             is_late = now_ns - self._active_since_ns >= _SILENT_NS
             why = clock_problem("", 0.0, topic, is_simulated=True, has_clock=False)
             return {"clock_warning": why} if is_late else {}
-        if not is_simulated and not has_clock:
+        ages_ms = {
+            source.topic: float(
+                statuses.get(f"perf: {source.stage.config.name}", {}).get("age_p50_ms", "nan")
+            )
+            for source in inputs
+            if source.index == 0 and has_clock
+        }
+        odd = [one for one in ages_ms.items() if abs(one[1]) > USABLE_AGE_MS]
+        if not odd:
             return {}
-        for source in inputs:
-            age_ms = float(statuses.get(f"perf: {source.stage.config.name}", {}).get("age_p50_ms", "nan"))
-            if source.index == 0 and abs(age_ms) > USABLE_AGE_MS:
-                why = clock_problem(
-                    source.topic, age_ms, topic, is_simulated=is_simulated, has_clock=has_clock
-                )
-                return {"stamps_warning": why}
-        return {}
+        return {"stamps_warning": clock_problem(*odd[0], topic, is_simulated=is_simulated, has_clock=True)}
 
     def wrong_types(self, inputs: Sequence[StageInput]) -> list[Alert]:
         """Publishers of another message type than a stage expects.
 
         DDS never connects them, and says nothing.
         """
-        found = []
-        for source in inputs:
-            for other in self._node.get_publishers_info_by_topic(source.topic):
-                if other.topic_type != source.type_name:
-                    message = (
-                        f"{source.topic}: {other.node_name} publishes {other.topic_type}, not"
-                        f" {source.type_name}"
-                    )
-                    found.append(Alert(Level.ERROR, f"perf: {source.stage.config.name} input", message, {}))
-        return found
+        return [
+            Alert(
+                Level.ERROR,
+                f"perf: {source.stage.config.name} input",
+                f"{source.topic}: {other.node_name} publishes {other.topic_type}, not {source.type_name}",
+                {},
+            )
+            for source in inputs
+            for other in self._node.get_publishers_info_by_topic(source.topic)
+            if other.topic_type != source.type_name
+        ]
 
     def silences(self) -> list[Alert]:
         """A status for each input that is silent: who looks at the node later sees why, too."""
@@ -123,7 +129,9 @@ def clock_problem(topic: str, age_ms: float, clock: str, *, is_simulated: bool, 
             f"use_sim_time is true, and no node publishes {clock}: ROS time stands still; start the"
             " simulation, play with --clock, or set use_sim_time to false"
         )
-    off = f"stamps on {topic} are {_span(abs(age_ms) / 1e3)} {'behind' if age_ms > 0 else 'ahead of'}"
+    seconds, side = abs(age_ms) / 1e3, "behind" if age_ms > 0 else "ahead of"
+    size, unit = next((pair for pair in _SPANS if seconds >= pair[0]), _SPANS[-1])
+    off = f"stamps on {topic} are {seconds / size:,.1f} {unit} {side}"
     if is_simulated:
         return (
             f"{off} {clock}, which this node goes by: set use_sim_time for the node that publishes"
@@ -132,9 +140,11 @@ def clock_problem(topic: str, age_ms: float, clock: str, *, is_simulated: bool, 
     return f"{off} this node's clock, and {clock} is published: start this node with -p use_sim_time:=true"
 
 
-def _span(seconds: float) -> str:
-    size, unit = next((pair for pair in _SPANS if seconds >= pair[0]), _SPANS[-1])
-    return f"{seconds / size:,.1f} {unit}"
+def _can_reach(publisher: TopicEndpointInfo, source: StageInput) -> bool:
+    """Whether the middleware connects them: the publisher has the input's type, and is as reliable."""
+    wants_reliable = source.stage.config.input_reliability == "reliable"
+    is_less = wants_reliable and publisher.qos_profile.reliability is ReliabilityPolicy.BEST_EFFORT
+    return publisher.topic_type == source.type_name and not is_less
 
 
 def why_silent(node: Node, source: StageInput) -> str:
@@ -143,16 +153,14 @@ def why_silent(node: Node, source: StageInput) -> str:
     if not publishers:
         alike = alike_topics(node, source.topic, source.type_name, node.get_fully_qualified_name())
         if not alike:
-            return f"no node publishes it, nor another topic of its type ({source.type_name})"
+            domain = f"ROS_DOMAIN_ID {os.environ.get('ROS_DOMAIN_ID', '0')}"
+            return f"no node publishes it, nor another topic of its type ({source.type_name}), in {domain}"
         remap = f"start this node with `--ros-args -r {source.topic}:={alike[0]}` ({source.type_name})"
         return f"no node publishes it; of its type there is {', '.join(alike)}: {remap}"
     names = ", ".join(sorted({publisher.node_name for publisher in publishers}))
     if source.type_name not in {publisher.topic_type for publisher in publishers}:
         return f"{names} publishes {publishers[0].topic_type}, not {source.type_name}"
-    wants = source.stage.config.input_reliability
-    if wants == "reliable" and all(
-        p.qos_profile.reliability is ReliabilityPolicy.BEST_EFFORT for p in publishers
-    ):
+    if not any(_can_reach(publisher, source) for publisher in publishers):
         return f"{names} publishes it best effort, and input_reliability is reliable: set it to best_effort"
     return (
         f"{names} publishes it: it has stopped, or its images are lost on the way, as those of 1 MB and"

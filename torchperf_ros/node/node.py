@@ -165,12 +165,12 @@ class PerfNode(LifecycleNode):
                 return _FAILURE
         for stage in self._stages:
             stage.activate()
-        self._lifecycle = "active"
-        triggers = sorted({source.topic for source in self._endpoints.inputs if source.index == 0})
-        outputs = sorted(
-            publisher.topic_name for publisher in self._endpoints.outputs if publisher is not None
+        self._lifecycle, self._endpoints.active = "active", True
+        triggers = {source.topic for source in self._endpoints.inputs if source.index == 0}
+        outputs = [publisher.topic_name for publisher in self._endpoints.outputs if publisher is not None]
+        self._log(
+            "info", f"active: answers {', '.join(sorted(triggers))} with {', '.join(sorted(outputs))}"
         )
-        self._log("info", f"active: answers {', '.join(triggers)} with {', '.join(outputs)}")
         return super().on_activate(state)
 
     @_transition
@@ -179,7 +179,7 @@ class PerfNode(LifecycleNode):
         self._finish()
         if self._lane is not None:
             self._lane.deactivate()
-        self._lifecycle = "inactive"
+        self._lifecycle, self._endpoints.active = "inactive", False
         return super().on_deactivate(state)
 
     @_transition
@@ -188,16 +188,13 @@ class PerfNode(LifecycleNode):
         self._tear_down()
         return _SUCCESS
 
+    on_error = on_cleanup  # nothing is left running, so that configure can be tried again
+
     @_transition
     def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
         """End the workers, in any state."""
         self._tear_down()
         self._lifecycle = "finalized"
-        return _SUCCESS
-
-    def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Back to unconfigured with nothing left running, so that configure can be tried again."""
-        self._tear_down()
         return _SUCCESS
 
     # -- building and taking down
@@ -231,7 +228,9 @@ class PerfNode(LifecycleNode):
             return False
         try:
             self._endpoints.connect(self._stages, taker, self._takes_by_rclpy)
-            self._reporter.report_on(inputs=tuple(self._endpoints.inputs))
+            self._reporter.report_on(
+                inputs=tuple(self._endpoints.inputs), ask_for_kept=self._endpoints.ask_for_kept
+            )
             self._open_lane(config)
         except TorchperfError as error:
             self.get_logger().error(str(error))
@@ -282,15 +281,16 @@ class PerfNode(LifecycleNode):
             self._reporter.note(emergency="off: emergency.sensors is empty")
             return
         last = self._stages[-1]
-        output_type = "" if last.pool.description is None else last.pool.description.output
-        self._lane.connect(self, last.config.output, output_type, self._alerts, self._overdue_ms)
+        self._lane.connect(
+            self,
+            last.config.output,
+            last.output_type,
+            self._alerts,
+            lambda: max(stage.overdue_ms(monotonic_ns()) for stage in self._stages),
+        )
         self._reporter.report_on(lane=self._lane)
         if config.recorder:
             self._endpoints.listen(self._lane.topics)
-
-    def _overdue_ms(self) -> float:
-        now_ns = monotonic_ns()
-        return max(stage.overdue_ms(now_ns) for stage in self._stages)
 
     def _find_taker(self) -> Taker | None:
         """Find out whether triggers can be taken straight into the stages' rings."""
@@ -318,9 +318,10 @@ class PerfNode(LifecycleNode):
         try:
             exporter = MetricsExporter(config, self._stages, self._lane.values if self._lane else dict)
         except OSError as error:
-            place = f"on metrics_address {config.metrics_address}; set another, or 0 for none"
-            why = f"metrics_port {config.metrics_port} cannot be used: {error}, {place}"
-            self._reporter.note(metrics_warning=why)
+            why = f"metrics_port {config.metrics_port} cannot be used: {error}, on metrics_address"
+            self._reporter.note(
+                metrics_warning=f"{why} {config.metrics_address}; set another, or 0 for none"
+            )
         else:
             self._made.callback(exporter.close)
 
@@ -339,17 +340,16 @@ class PerfNode(LifecycleNode):
         self._versions.end()
         self._finish()  # while all that an answer goes to is there
         self.parameters.configured = False
-        self._endpoints.take_no_more()
         self._reporter.forget()
+        self._endpoints.take_no_more()
         self._made.close()
         self._stages, self._lane, self._recording = [], None, None
         self._endpoints = Endpoints(self, 0, None)
         self._lifecycle = "unconfigured"
 
     def _end_recording(self) -> None:
-        if self._recording is None:
-            return
-        if problem := self._recording.close(self.get_clock().now().nanoseconds):
+        ros_now_ns = self.get_clock().now().nanoseconds
+        if self._recording is not None and (problem := self._recording.close(ros_now_ns)):
             self.get_logger().error(problem)
 
     def close(self, *, stop_vehicle: bool = False) -> None:

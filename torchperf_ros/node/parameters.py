@@ -1,9 +1,11 @@
 """The node's parameters in ROS: declared from `settings/config.py`, read once, changed live where allowed."""
 
+import difflib
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor, SetParametersResult
+from rclpy.exceptions import ParameterNotDeclaredException
 from rclpy.node import Node
 from rclpy.parameter import Parameter as RosParameter
 
@@ -130,7 +132,17 @@ class NodeParameters:
         )
 
     def _whole_numbers_as_numbers(self, changes: list[RosParameter]) -> list[RosParameter]:
-        """30 for 30.0, as everybody types it: tools show it as what it is, and rclpy checks its range."""
+        """30 for 30.0, as everybody types it: tools show it as what it is, and rclpy checks its range.
+
+        Raises:
+            ParameterNotDeclaredException: there is no such parameter. rclpy's own would name none.
+        """
+        for change in changes:
+            if not self._node.has_parameter(change.name):
+                alike = difflib.get_close_matches(change.name, self._known, cutoff=0.0)
+                raise ParameterNotDeclaredException(
+                    f"{change.name}; the closest names are {', '.join(alike)}"
+                )
         return [
             (
                 RosParameter(change.name, value=float(change.value))

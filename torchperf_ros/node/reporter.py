@@ -52,6 +52,7 @@ class Sources:
 
     stages: tuple[Stage, ...] = ()
     inputs: tuple[StageInput, ...] = ()  # those from topics
+    ask_for_kept: Callable[[], None] = lambda: None  # see `Endpoints`
     lane: EmergencyLane | None = None
     memory_limit_mib: int = 0
     # What else the node's own status has; `..._warning` is logged, too.
@@ -165,6 +166,7 @@ class Reporter:
             self._log_progress(stage, health)
             if problem := stage.output_stamp_problem:
                 self.alert_publisher.found(Alert(Level.WARN, f"{stage.config.name}: stamps", problem))
+        self.sources.ask_for_kept()
         if self._lifecycle_state() == "active":
             self._input_watch.look(self.sources.inputs, now_ns)
         else:
@@ -285,12 +287,10 @@ class Reporter:
         for begin in new.keys() - self._warned:
             self._node.get_logger().warning(new[begin])
         self._warned = set(new)
-        if health is None:
-            message = "; ".join([f"not configured ({state})", *warnings])
-            return Alert(Level.WARN, "perf: node", message, values | facts)
-        level = max(LEVELS[health], Level.WARN) if warnings else LEVELS[health]
-        message = "; ".join([health.name, *warnings])
-        return Alert(level, "perf: node", message, {"health": health.name, **values, **facts})
+        word = f"not configured ({state})" if health is None else health.name
+        level = Level.WARN if health is None else max(LEVELS[health], Level.WARN if warnings else Level.OK)
+        own = {} if health is None else {"health": word}
+        return Alert(level, "perf: node", "; ".join([word, *warnings]), {**own, **values, **facts})
 
     def _recorder_facts(self) -> dict[str, str]:
         """How the recorder is doing, and a warning if it cannot do its work."""
@@ -300,8 +300,8 @@ class Reporter:
         facts = {
             f"recorder_{key}": str(value) for key, value in recording.status.items() if key not in _UNSAID
         }
-        facts |= {"recorder_restarts": str(recording.restarts), "recorder_cut": str(recording.cut)}
-        return facts | ({"recorder_warning": recording.problem} if recording.problem else {})
+        counts = {"recorder_restarts": str(recording.restarts), "recorder_cut": str(recording.cut)}
+        return {**facts, **counts, **({"recorder_warning": recording.problem} if recording.problem else {})}
 
     def _shared_name(self) -> dict[str, str]:
         """A warning if the graph holds this node's name more than once.

@@ -27,10 +27,12 @@ from torchperf_ros.api.errors import TorchperfError
 
 _TAKE_FAILED = 401  # RCL_RET_SUBSCRIPTION_TAKE_FAILED: there is no message any more
 _CHECKED_BYTES, _CHECK_S = 1000, 1.0
+_INFO_WORDS = 32  # `rmw_message_info_t` has 8 of them, the first of which is the time of publication
 _LOOK_NS = NS_PER_S // 10  # whether to end
 _AGAIN_S = 0.1
 _OTHER_DOMAINS = (101, 100)  # the last of those whose ports no system gives to others
 _POINTERS = ("allocate", "deallocate", "reallocate", "zero_allocate", "state")
+Slot = Callable[[], memoryview | None]
 _Reallocate = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
 
 
@@ -57,7 +59,11 @@ class _Array(ctypes.Structure):
 
 
 class Taker:
-    """Takes messages by `rcl_take_serialized_message`; one thread at a time."""
+    """Takes messages by `rcl_take_serialized_message`; one thread at a time.
+
+    Attributes:
+        info: of the message that was taken last; the first word is when it was published, in ns.
+    """
 
     def __init__(self) -> None:
         """Find the functions, and make sure that the structs are laid out as they are here.
@@ -90,6 +96,7 @@ class Taker:
         if found != (0, 0, _CHECKED_BYTES, _CHECKED_BYTES, bytes(default)):
             raise TakeError(f"rcl's structs are laid out in another way: {found[:4]}")
         self._array = _Array(allocator=default)
+        self.info = (ctypes.c_int64 * _INFO_WORDS)()
         self._larger = _Reallocate(lambda _old, size, _state: self._libc.malloc(size))
         self._array.allocator.reallocate = ctypes.cast(self._larger, ctypes.c_void_p).value
 
@@ -103,7 +110,7 @@ class Taker:
         """
         array, own = self._array, ctypes.addressof(ctypes.c_char.from_buffer(slot))
         array.buffer, array.length, array.capacity = own, 0, len(slot)
-        code = self._take(handle.pointer, ctypes.byref(array), None, None)
+        code = self._take(handle.pointer, ctypes.byref(array), self.info, None)
         larger = array.buffer if array.buffer != own else None
         try:
             if code == _TAKE_FAILED:
@@ -159,7 +166,11 @@ def _compare(node: Node, taker: Taker) -> None:
         publisher.publish(data)
         mine = _soon(lambda: taker.take(two[0].handle, slot))
         theirs = _soon(lambda: two[1].handle.take_message(String, True))
-        if mine is None or theirs is None or bytes(mine) != theirs[0]:
+        if (
+            mine is None
+            or theirs is None
+            or (bytes(mine), taker.info[0]) != (theirs[0], theirs[1]["source_timestamp"])
+        ):
             raise TakeError(f"a message of {len(data)} bytes was not taken as rclpy takes it")
 
 
@@ -177,12 +188,12 @@ class RingSubscription:
     def __init__(
         self,
         node: Node,
-        subscription: Subscription,
         taker: Taker,
-        slot: Callable[[], memoryview | None],
         failed: Callable[[str], None],
+        subscription: Subscription,
+        slot: Slot,
     ) -> None:
-        """Take the subscription over: its callback gets what was taken, bytes or a part of a slot.
+        """Take the subscription over: its callback gets bytes or a part of a slot, and the message's info.
 
         `slot` gives the memory for the next message, None if there is none now; `failed` is called with the
         reason when messages can only be taken by rclpy any more.
@@ -205,19 +216,18 @@ class RingSubscription:
     def receive(self) -> None:
         """Take the message that has come, if any, into the stage's slot if it has one, and hand it on."""
         slot = None if self._taker is None else self._slot()
-        taken: memoryview | bytes | None
+        if slot is None or self._taker is None:
+            if (found := self.handle.take_message(self._subscription.msg_type, True)) is not None:
+                self._subscription.callback(*found)
+            return
         try:
-            if slot is None or self._taker is None:
-                found = self.handle.take_message(self._subscription.msg_type, True)
-                taken = None if found is None else found[0]
-            else:
-                taken = self._taker.take(self.handle, slot)
+            taken = self._taker.take(self.handle, slot)
         except TakeError as error:
             self._taker = None
             self._failed(str(error))
         else:
             if taken is not None:
-                self._subscription.callback(taken)
+                self._subscription.callback(taken, {"source_timestamp": self._taker.info[0]})
 
 
 class Receiver:
@@ -234,16 +244,21 @@ class Receiver:
         failed: Callable[[], None],
     ) -> None:
         """Start it; `failed` is called where a message could not be handed on, with the exception at hand."""
-        self._subscriptions, self._failed = subscriptions, failed
+        self._context, self._failed, self._open = context, failed, True
         self._handles = contextlib.ExitStack()  # they are not destroyed while the thread waits for them
+        # Those that are waited for, and by what; replaced as a whole.
+        self._waits_for: tuple[tuple[RingSubscription, ...], Any] = (), None
         for one in subscriptions:
-            self._handles.enter_context(one.handle)
-        self._wait_set: Any = rclpy_implementation.WaitSet(
-            len(subscriptions), 0, 0, 0, 0, 0, context.handle
-        )
-        self._open = True
+            self.add(one)
         self._thread = threading.Thread(target=self._run, name="receiver", daemon=True)
         self._thread.start()
+
+    def add(self, one: RingSubscription) -> None:
+        """Wait for this one, too, from the next wait on; no message of the others is lost by that."""
+        self._handles.enter_context(one.handle)
+        every = (*self._waits_for[0], one)
+        wait_set = rclpy_implementation.WaitSet(len(every), 0, 0, 0, 0, 0, self._context.handle)
+        self._waits_for = every, wait_set
 
     def _run(self) -> None:
         while self._open:
@@ -255,12 +270,12 @@ class Receiver:
 
     def _wait(self) -> None:
         """Wait for messages, and hand on what has come."""
-        wait_set = self._wait_set
+        subscriptions, wait_set = self._waits_for
         wait_set.clear_entities()
-        for one in self._subscriptions:
+        for one in subscriptions:
             wait_set.add_subscription(one.handle)
         wait_set.wait(_LOOK_NS)
-        for index, one in enumerate(self._subscriptions):
+        for index, one in enumerate(subscriptions):
             if wait_set.is_ready("subscription", index):
                 try:
                     one.receive()

@@ -83,7 +83,7 @@ class Frame:
         if gone_ms >= _LEAST_WORTH_A_WORD_MS and self.comes_from_a_stage:
             parts.append(f"{gone_ms:.1f} ms in the stages before")
         elif gone_ms >= _LEAST_WORTH_A_WORD_MS:
-            why = "the camera's latency, or its host's clock is behind this one's"
+            why = "the camera's latency, its host's clock is behind this one's, or its publisher kept it"
             parts.append(f"{gone_ms:.1f} ms by its stamp when it was received ({why})")
         if waited_ms >= _LEAST_WORTH_A_WORD_MS:
             parts.append(f"{waited_ms:.1f} ms waiting for its turn")
@@ -214,7 +214,10 @@ def admit(
         if upstream is not None and not counted_age_ms:
             counts_from_ns = min(received_ns, upstream.deadline_ns)
     if data is not None and len(data) > config.max_frame_bytes:
-        refusal = f"message of {len(data)} bytes; max_frame_bytes is {config.max_frame_bytes}"
+        refusal = (
+            f"message of {len(data)} bytes; the parameter max_frame_bytes, which may be raised, is"
+            f" {config.max_frame_bytes}"
+        )
     origin = Origin(received_ns, age_ms) if upstream is None else upstream.origin
     deadline_ns = counts_from_ns + round((budget_ms - counted_age_ms) * NS_PER_MS)
     return Frame(

@@ -475,8 +475,7 @@ def output_message(
         reported = (
             f"{described(message)}, which cannot be encoded as {kind} ({type(error).__name__}: {error})"
         )
-        hint = "lists of numbers have to be numpy arrays of one dimension, of the field's type"
-        raise PostprocessError(f"postprocess gave {reported}; {hint}") from error
+        raise PostprocessError(f"postprocess gave {reported}") from error
     if why := contradiction(message, kind):
         raise InvalidOutput(f"the {kind} contradicts itself: {why}")
     return data
