@@ -355,6 +355,12 @@ def test_given_many_states_when_another_is_opened_then_the_oldest_are_removed(tm
     assert sorted(int(path.stem) for path in folder.iterdir()) == list(range(6, 70))
 
 
+class Returning(torch.nn.Module):
+    def __init__(self, value):
+        super().__init__()
+        self.forward = lambda x: value
+
+
 def facts_of(*tiers, **options):
     return ask_facts(
         target(*tiers, **options), Here(target(*tiers, **options).job()), None, lambda text: None
@@ -411,6 +417,11 @@ def test_given_an_adapter_that_cannot_be_used_when_asked_then_the_reason_is_name
     for name, given, words in (
         ("example_inputs", torch.zeros(4, 16, 1), r"example_inputs\('full'\) gave .* a tuple of tensors"),
         ("dynamic_dims", {0: [0]}, "dynamic_dims: AttributeError"),
+        (
+            "build",
+            Returning({"labels": ["car"]}),
+            "returns a dict with keys 'labels', in which there is no tensor",
+        ),
     ):
         monkeypatch.setattr(f"tune_adapters.TinyAdapter.{name}", lambda *_, given=given: given)
         with pytest.raises(AdapterError, match=words):
@@ -526,6 +537,18 @@ def test_given_a_run_that_was_ended_when_run_again_until_ctrl_c_then_it_goes_on_
     assert not out.exists()
 
 
+@pytest.mark.usefixtures("run_here")
+def test_given_a_full_disk_when_tried_then_tuning_ends_with_that_and_the_candidate_is_not_refused_for_ever(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(
+        Here, "ask", lambda *_, **how: {"kind": "failed", "text": "no room", "no_room": True}
+    )
+    with pytest.raises(ConfigError, match="no room"):
+        tried(tmp_path, TuneCandidate())
+    assert not (tmp_path / "state.jsonl").exists()
+
+
 def on_cuda(**options):
     return replace(target("full", **options), node=replace(target("full").node, device="cuda"))
 
@@ -600,6 +623,7 @@ def test_given_no_time_left_when_searched_then_nothing_more_is_tried_and_what_wa
             ["'huge'", "full"],
         ),
         ([ADAPTER, "-o", "/nowhere/tuned.yaml"], ["/nowhere/tuned.yaml", "existing folder"]),
+        ([ADAPTER, "-o", "tuned.txt"], ["-o tuned.txt", ".yaml or .yml or .json"]),
         (["--params", "/nowhere/params.yaml"], ["/nowhere/params.yaml", "cannot be read"]),
         (["--params", "config/perception.yaml"], ["name the stage", "perception (", "planning ("]),
         (["map", "--params", "config/perception.yaml"], ["no map there", "perception (", "planning ("]),

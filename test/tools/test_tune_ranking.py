@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 import pytest
 
-from torchperf_ros.settings.build_options import BuildOptions
+from torchperf_ros.settings.build_options import ENGINES, BuildOptions
 from torchperf_ros.tools.tune.run import gain_text
 from torchperf_ros.tools.tune.trial import (
     Accuracy,
@@ -75,6 +75,17 @@ def test_given_the_same_reference_when_it_scatters_then_the_noise_says_by_how_mu
     # Of few, eager met the same stalls as the faster one.
     few = [trial("eager", 10.0, 11.0), trial("aoti", 6.0, 80.0, eager_p99_ms=100.0)]
     assert names(Ranking(few, Limits(100.0)))[0] == "aoti"
+
+
+def test_given_stalls_as_long_as_a_call_or_longer_when_ranked_then_the_median_decides():
+    stalls_ms = (0.3, 6.0, 6.3, 7.0, 12.8)
+    others = [
+        trial(name, 0.3, ms, eager_ms=0.15, eager_p99_ms=ms)
+        for name, ms in zip(ENGINES, stalls_ms, strict=False)
+    ]
+    hit = trial("onnxruntime", 0.11, 5.2, eager_ms=0.15, eager_p99_ms=6.1)
+    lucky = trial("openvino", 0.137, 0.28, eager_ms=0.15, eager_p99_ms=6.3)
+    assert names(Ranking([*others, hit, lucky], Limits(100.0)))[0] == "onnxruntime"
 
 
 def test_given_noise_that_others_have_shown_when_few_are_ranked_then_it_counts_for_them_too():

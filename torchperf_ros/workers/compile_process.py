@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -35,6 +36,8 @@ class CompileProcess:
     Attributes:
         news: descriptor that is readable when there is a message, or it has ended.
         pid: of the process, which leads a group of its own (compilers spawn compilers).
+
+    Its `TMPDIR` is a folder of its own, which goes when it is closed.
     """
 
     def __init__(
@@ -54,6 +57,8 @@ class CompileProcess:
         """
         self._buffer = self._printed = b""
         job_json = _line({**job, "background": background})
+        # Killed, compilers leave their files.
+        self._folder = tempfile.TemporaryDirectory(prefix="torchperf_", ignore_cleanup_errors=True)
         self._name = job.get("does", module).rpartition(".")[2].rpartition("_")[0]
         self.news, theirs = os.pipe()
         try:
@@ -64,6 +69,7 @@ class CompileProcess:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                env={**os.environ, "TMPDIR": self._folder.name},
             )
         except OSError:
             os.close(self.news)
@@ -144,8 +150,8 @@ class CompileProcess:
         if code == 0:
             return ""
         self._take_output()  # what it printed since
-        reported = self._printed.decode(errors="replace")
-        return f"the {self._name} process ended by {how_it_ended(code)}\n{reported}".strip()
+        printed = self._printed.decode(errors="replace")
+        return f"the {self._name} process ended by {how_it_ended(code)}\n{printed}".strip()
 
     def hold(self, held: bool) -> None:
         """Stop it with all that it spawned for a while, or let it go on."""
@@ -169,6 +175,7 @@ class CompileProcess:
         self._close_input()
         self._process.stdout.close()
         os.close(self.news)
+        self._folder.cleanup()
 
 
 def _line(job: dict[str, Any]) -> bytes:
@@ -255,11 +262,10 @@ class PackageBuilder:
             if not self.process.ended and time.monotonic() - self._silent_since_s < _SILENT_S:
                 return  # it is asked again: workers are looked after meanwhile
             reason = self.process.death_reason(wait=False)
-            goes_on = self._goes_on
-            if reason and not self._has_warned and not goes_on:
+            if reason and not self._has_warned and not self._goes_on:
                 self._warn(reason)
             self.stop()
-            if goes_on:
+            if self._goes_on:
                 self._tried -= set(self._wanted)
                 self.want(self._wanted)
             return

@@ -335,8 +335,11 @@ class WorkerPool:
         self._guarded("ending a compiler", self.rolling_update.builder.close)
         for worker in self.everyone:
             worker.kill("the node stops")
-            forget = open_cache(worker.setup.cache_dir, 0).forget_findings
-            self._guarded("forgetting a capture", forget, f"*.{worker.pid}")
+            self._guarded(
+                "forgetting a capture",
+                open_cache(worker.setup.cache_dir, 0).forget_findings,
+                f"*.{worker.pid}",
+            )
             self._guarded("ending a worker", self._release, worker)
         self.workers = [None] * len(self.workers)
         give_up_at = time.monotonic() + ENDS_WITHIN_S
