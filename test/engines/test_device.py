@@ -116,8 +116,11 @@ def test_given_a_thread_for_each_cpu_when_parted_then_no_other_shares_the_leadin
     )
     first, second = cpus[:2]
     parted = [f"{first} {second}", f"{second} {first}", f"{second} {first}", f"{first} {second}"]
-    free = [f"{cpu} {' '.join(map(str, cpus[:3]))}" for cpu in (first, second, second, first)]
-    assert done.stdout.splitlines() == (free if spare else parted), done.stderr
+    assert done.stdout.splitlines() == (
+        [f"{cpu} {' '.join(map(str, cpus[:3]))}" for cpu in (first, second, second, first)]
+        if spare
+        else parted
+    ), done.stderr
 
 
 @pytest.mark.gpu

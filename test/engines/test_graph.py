@@ -135,8 +135,7 @@ def test_given_cuda_graphs_with_an_engine_when_made_then_it_agrees_with_eager(en
 def record(tmp_path):
     """What is known of one model, as each process finds it anew."""
     folder = tmp_path / "cache"
-    tier = BuiltTier(layers(CPU), (torch.zeros(2, 8),), {}, CPU)
-    identity = identify(tier, BuildOptions("graph"))
+    identity = identify(BuiltTier(layers(CPU), (torch.zeros(2, 8),), {}, CPU), BuildOptions("graph"))
     return lambda: CaptureRecord(PackageCache(folder, 1 << 20), identity)
 
 

@@ -54,13 +54,12 @@ def tier(name, number=1, step="compiling"):
 
 
 def built(name, *, new=True, **changes):
-    values = asdict(manifest(tier=name, **changes))
     return {
         "kind": "built",
         "tier": name,
         "package": f"/cache/{name}0123456789.pt2",
         "new": new,
-        "manifest": values,
+        "manifest": asdict(manifest(tier=name, **changes)),
     }
 
 
@@ -216,8 +215,10 @@ def test_given_a_parameter_file_when_compiled_then_every_stage_is_as_the_node_wi
     assert seeing["packages"] == ["", "mine.pt2"]
     assert planning["adapter"] == "r:P"
     assert (one["tiers"], one["packages"], one["build"][0]["precision"]) == (["fast"], ["mine.pt2"], "bf16")
-    result = run("compile", "--params", parameters, "--tier", "none")
-    assert "--tiers 'none' is not there; there are fast, full" in result.stderr
+    assert (
+        "--tiers 'none' is not there; there are fast, full"
+        in run("compile", "--params", parameters, "--tier", "none").stderr
+    )
 
 
 @pytest.mark.parametrize(
@@ -279,8 +280,10 @@ def test_given_a_process_that_ends_for_what_it_found_out_when_compiled_then_the_
     assert result.exit_code == 0, result.output
     assert [job["force"] for job in process.jobs] == [True, False]
     assert "it cannot be captured; it goes on without that" in " ".join(result.output.split())
-    found = json.loads((tmp_path / "built.json").read_text())
-    assert [(each["tier"], each["new"]) for each in found] == [("full", True), ("fast", True)]
+    assert [(each["tier"], each["new"]) for each in json.loads((tmp_path / "built.json").read_text())] == [
+        ("full", True),
+        ("fast", True),
+    ]
     assert process.closed == 2
 
 
@@ -381,8 +384,7 @@ def test_given_incidents_when_listed_and_cleared_then_the_folder_is_named_and_wh
 
 
 def test_given_a_cache_of_somebody_else_when_cleared_then_the_parameter_is_named(cache, monkeypatch):
-    refuse = mock.Mock(side_effect=PermissionError(13, "Permission denied"))
-    monkeypatch.setattr(Path, "unlink", refuse)
+    monkeypatch.setattr(Path, "unlink", mock.Mock(side_effect=PermissionError(13, "Permission denied")))
     result = listed(cache, "--remove", "all")
     assert result.exit_code == 2
     assert "parameter cache_dir: " in result.stderr
@@ -390,8 +392,9 @@ def test_given_a_cache_of_somebody_else_when_cleared_then_the_parameter_is_named
 
 
 def test_given_a_real_compile_process_when_its_adapter_is_not_there_then_the_status_is_2(tmp_path):
-    environment = {"XDG_CACHE_HOME": str(tmp_path)}
-    result = RUNNER.invoke(cli.app, ["compile", "no.such:Adapter", "--tiers", "full"], env=environment)
+    result = RUNNER.invoke(
+        cli.app, ["compile", "no.such:Adapter", "--tiers", "full"], env={"XDG_CACHE_HOME": str(tmp_path)}
+    )
     assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1)
     assert result.stderr.startswith("torchperf: adapter 'no.such:Adapter': importing no.such failed")
 

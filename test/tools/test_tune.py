@@ -60,8 +60,12 @@ PATIENCE_S = 0.3 * 60.0 * PATIENCE_MIN
 
 @pytest.fixture(autouse=True)
 def _trials_can_import_the_adapter(monkeypatch, tmp_path):
-    here = [str(Path(__file__).parent), str(ROOT), os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, here)))
+    monkeypatch.setenv(
+        "PYTHONPATH",
+        os.pathsep.join(
+            filter(None, [str(Path(__file__).parent), str(ROOT), os.environ.get("PYTHONPATH", "")])
+        ),
+    )
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
@@ -112,8 +116,9 @@ def test_given_one_that_hangs_when_tried_then_it_is_killed_and_noted_after_the_t
     monkeypatch.setattr(
         Status, "update", lambda self, text: "building" in text and ahead_s.append(PATIENCE_S)
     )
-    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + sum(ahead_s))
-    monkeypatch.setattr(compile_process, "time", clock)
+    monkeypatch.setattr(
+        compile_process, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + sum(ahead_s))
+    )
     (trial,) = tried(tmp_path, precision("bf16"), hang_in="bf16")
     assert trial.outcome == TrialOutcome.HUNG
     assert trial.reason == "no end after 1080 s, while building; killed"
@@ -201,8 +206,9 @@ def test_given_cores_to_spare_when_one_is_measured_then_the_next_process_stands_
     with contextlib.closing(TrialProcesses(adapter.job())) as processes:
         processes.keep_spare("full", 3)
         for _ in range(2):
-            answer = processes.ask(job_of(TuneCandidate()), PATIENCE_S, says)
-            assert answer["outcome"] == TrialOutcome.MEASURED
+            assert (
+                processes.ask(job_of(TuneCandidate()), PATIENCE_S, says)["outcome"] == TrialOutcome.MEASURED
+            )
         assert (len(seen), processes.started) == (2, 2)
         processes.ask(job_of(TuneCandidate()), PATIENCE_S, lambda text: None, alone=True)
         assert processes.started == 3, "the spare one was taken, and has a successor"
@@ -297,8 +303,11 @@ def test_given_an_engine_and_buckets_when_tried_then_compiling_is_counted_and_no
     folder.mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))
     monkeypatch.setattr("tempfile.tempdir", str(folder))
-    bucketed = TuneCandidate(BuildOptions("openvino"), threads=2, shapes="bucket", bucket_width=16)
-    (trial,) = tried(tmp_path, bucketed, sizes=True)
+    (trial,) = tried(
+        tmp_path,
+        TuneCandidate(BuildOptions("openvino"), threads=2, shapes="bucket", bucket_width=16),
+        sizes=True,
+    )
     assert trial.outcome == TrialOutcome.MEASURED, trial.reason
     assert 0 < trial.figures.compile_s < trial.figures.cold_start_s
     assert list(folder.glob("torchperf_*")) == []
@@ -498,8 +507,9 @@ def test_given_a_task_when_tuned_then_tiers_are_proposed(tmp_path):
     assert all(one["figures"]["accuracy"]["judged"] == 2 for one in report["tiers"]["fast"]["ranking"])
     for one in report["tiers"]["full"]["ranking"]:  # bf16 is off by more than 0.005 of these thousandths
         if one["outcome"] == TrialOutcome.MEASURED and one["figures"]["accuracy"]:
-            refused = one["candidate"]["options"]["precision"] == "bf16"
-            assert one["why"].startswith("accuracy: hits ") == refused, one
+            assert one["why"].startswith("accuracy: hits ") == (
+                one["candidate"]["options"]["precision"] == "bf16"
+            ), one
 
 
 def test_given_a_run_that_was_ended_when_run_again_until_ctrl_c_then_it_goes_on_and_keeps_what_it_measured(

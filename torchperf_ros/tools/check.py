@@ -418,7 +418,10 @@ def _image_size(example: Sequence[torch.Tensor]) -> tuple[int, int]:
 
 def _size(model: torch.nn.Module) -> str:
     count = sum(each.numel() for each in model.parameters() if not is_lazy(each))
-    return f"{type(model).__name__}, {count:,} parameters"
+    kinds = sorted(
+        {signature_of(each).split()[0] for each in model.parameters() if not is_lazy(each)} - {"float32"}
+    )
+    return f"{type(model).__name__}, {count:,} parameters" + (f" ({', '.join(kinds)})" if kinds else "")
 
 
 def _shapes(tensors: Any) -> str:  # noqa: ANN401 - a model may return anything

@@ -323,8 +323,11 @@ def cache(
         shown.print(console_table(heads, rows))
     size_bytes = sum(entry.size_bytes for entry in entries)
     others_mib = (folder_size_bytes(packages.folder) - size_bytes) / _MIB
-    there = f"{len(entries)} packages, {size_bytes / _MIB:.1f} MiB, in {packages.folder}"
-    shell.say(shown, f"{there}; {others_mib:.1f} MiB that compilers, tuning and interrupted builds left")
+    shell.say(
+        shown,
+        f"{len(entries)} packages, {size_bytes / _MIB:.1f} MiB, in {packages.folder};"
+        f" {others_mib:.1f} MiB that compilers, tuning and interrupted builds left",
+    )
 
 
 def _cached(entry: "CachedPackage") -> list[str]:

@@ -19,6 +19,8 @@ _FEW = 4
 _NOISE_OF_FEW = 0.10
 _LEAST_NOISE = 0.02
 _TIE = 0.05
+# Where eager's p99 is more times its p50, stalls of the machine are in it.
+_STALLED = 2.0
 # Between replays of a graph a GPU's medians differ by less than those of a CPU that others use, too.
 _TIE_ON_CUDA = 0.02
 # How much slower than the best a short look may find a candidate that is then measured at length.
@@ -301,7 +303,7 @@ class Ranking:
         low, middle, high = ends if are_few else statistics.quantiles(relative, n=4)
         self.noise = max(least_noise, _NOISE_OF_FEW if are_few else _LEAST_NOISE, (high - low) / middle)
         # A stall of the machine takes as long of a call of 0.1 ms as of one of 10 ms.
-        self._stall_ms = (high - low) * self.eager_ms
+        self._stall_ms = max(high - low, middle - _STALLED) * self.eager_ms
         self._limits, self._cuda, self._tie = limits, cuda, _TIE_ON_CUDA if cuda else _TIE
         found = sorted(
             map(self._standing, trials), key=lambda s: (s.group, s.p99_ms, s.trial.candidate.changes)

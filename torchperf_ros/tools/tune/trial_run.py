@@ -288,7 +288,7 @@ def load_tier(job: Mapping[str, Any], threads: int) -> TierModel:
     kept, what = KeptState(model), f"adapter {job['adapter']!r}, tier {name!r}"
     with _named(f"{what}: the model raises on its own example inputs"), torch.inference_mode():
         given = drawn(model(*example))
-    if not tensors_in(given):
+    if not list(tensors_in(given)):
         raise AdapterError(
             f"{what}: the model returns {described(given)}, in which there is no tensor: no candidate can be"
             " compared with eager"
