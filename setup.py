@@ -120,7 +120,7 @@ setup(
     },
     entry_points={
         "console_scripts": [
-            "torchperf = torchperf_ros.tools.main:app",
+            "torchperf = torchperf_ros.tools.__main__:main",
             "torchperf_node = torchperf_ros.node.main:main",
         ],
         "pytest11": ["torchperf = torchperf_ros.replay.golden.pytest_plugin"],

@@ -128,8 +128,11 @@ def test_given_ranges_when_warmed_up_then_middle_smallest_largest_and_the_exampl
 
 @pytest.mark.parametrize("dims", [IMAGE_DIMS, {0: {-1: (8, 64), -4: (1, 8)}}, {0: {2: (16, 64)}}])
 def test_given_an_example_of_batch_1_when_exported_then_no_declared_size_is_taken_for_a_constant(dims):
-    program = export(convolution(), IMAGE, dims)
-    shape = next(node for node in program.graph.nodes if node.name == "input").meta["val"].shape
+    shape = (
+        next(node for node in export(convolution(), IMAGE, dims).graph.nodes if node.name == "input")
+        .meta["val"]
+        .shape
+    )
     declared = {dim % 4 for dim in dims[0]}
     assert {dim for dim, size in enumerate(shape) if not isinstance(size, int)} == declared
     assert len({str(shape[dim]) for dim in declared}) == len(declared)
@@ -138,8 +141,10 @@ def test_given_an_example_of_batch_1_when_exported_then_no_declared_size_is_take
 @pytest.mark.parametrize("outputs", [X, (X,), [X, {"a": (X, X)}], {"b": X, "a": X}])
 def test_given_outputs_of_any_structure_when_a_package_is_called_then_they_have_it_again(outputs):
     leaves, tree = pytree.tree_flatten(outputs)
-    call = nested(lambda x: [leaf + x for leaf in leaves], tree)
-    assert measure(outputs, call(torch.zeros(1))).max_error == 0.0
+    assert (
+        measure(outputs, nested(lambda x: [leaf + x for leaf in leaves], tree)(torch.zeros(1))).max_error
+        == 0.0
+    )
 
 
 @pytest.fixture

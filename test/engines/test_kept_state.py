@@ -120,8 +120,7 @@ def test_given_a_table_that_changes_no_answer_when_asked_then_it_stays_and_is_no
         return module.kept
 
     model = Keeping(None, remembered)
-    kept = KeptState(model)
-    assert depends_on_state(model, kept, (FIRST,), model(FIRST)) == []
+    assert depends_on_state(model, KeptState(model), (FIRST,), model(FIRST)) == []
     assert model.kept is not None
 
 

@@ -260,10 +260,9 @@ def tier(model=None, example=None):
 
 def package_of(folder, options, loss):
     """What a compile process builds of `Sees` whose task says that all but eager lose so much."""
-    values = job(
-        folder, adapter="compiled_adapters:Sees", options={"loss": loss}, build=[options.as_dict()]
+    said, good = build(
+        job(folder, adapter="compiled_adapters:Sees", options={"loss": loss}, build=[options.as_dict()])
     )
-    said, good = build(values)
     return next(one for one in said if one["kind"] in {"built", "failed"}), good
 
 
@@ -288,8 +287,7 @@ def test_given_convolutions_when_built_then_the_manifest_says_how_many_run_in_in
     assert (loaded.facts.engine, loaded.facts.why, loaded.missing) == ("aoti", "", [])
     with torch.inference_mode():
         (image,) = inputs = adapter.score_inputs("full")[0]
-        expected = adapter.build("full")(image)
-        distance = measure(expected, loaded.tier.run(inputs)[0]).relative_l2
+        distance = measure(adapter.build("full")(image), loaded.tier.run(inputs)[0]).relative_l2
         assert (
             0.0 < distance < LIMITS["int8_static"].relative_l2
         )  # without VNNI, products of bytes saturate

@@ -269,8 +269,7 @@ def test_given_a_package_with_its_manifest_when_loaded_then_it_runs_and_its_mani
 def test_given_a_package_with_a_checksum_only_when_loaded_then_it_runs_the_examples_sizes_only(mine):
     path = mine("dynamic", manifest=False)
     sign(path)
-    runner = users_package(path, None, CPU, example_of(), DIMS)
-    assert runner.static
+    assert users_package(path, None, CPU, example_of(), DIMS).static
 
 
 def test_given_a_package_for_other_ranges_when_loaded_then_both_are_said(mine):

@@ -1,7 +1,9 @@
 """Packages as a real compile process builds them; the slow part is shared, see the fixture `built`."""
 
+import contextlib
 import os
 import re
+import resource
 import shutil
 import stat
 import subprocess
@@ -11,6 +13,7 @@ import zipfile
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -30,6 +33,8 @@ from torchperf_ros.engines.package_engine import Built, export
 from torchperf_ros.engines.parity import check_engine
 from torchperf_ros.settings.build_options import BuildOptions
 from torchperf_ros.settings.files import exposed
+from torchperf_ros.workers.compile_process import CompileProcess
+from torchperf_ros.workers.package_cache import NoRoom
 from torchperf_ros.workers.package_manifest import PackageError, check_package
 
 from .compiled_adapters import Counting
@@ -78,9 +83,10 @@ def test_given_a_package_when_built_then_its_manifest_holds_everything(built, wh
         for text in (identity.weights, identity.code, manifest.graph, manifest.package_sha256)
     )
     assert manifest.parity["relative_l2"] < 1e-3
-    batches = [1] if which == "static" else [4, 8, 1]
     # the example's comes last
-    assert list(manifest.timings) == [f"float32 {n}x4, int64 {n}x3" for n in batches]
+    assert list(manifest.timings) == [
+        f"float32 {n}x4, int64 {n}x3" for n in ([1] if which == "static" else [4, 8, 1])
+    ]
     for timing in manifest.timings.values():
         assert set(timing) == {"p50_ms", "p99_ms", "eager_p50_ms", "eager_p99_ms"}
         assert all(value > 0 for value in timing.values())
@@ -91,8 +97,7 @@ def test_given_a_package_when_built_then_its_manifest_holds_everything(built, wh
 
 
 def test_given_a_package_when_loaded_then_the_constants_that_were_copied_are_not_held_twice(built):
-    package = built.package()
-    call = load_package(package, CPU)
+    call = load_package(built.package(), CPU)
     mappings = re.split(r"^(?=\w+-\w+ )", Path("/proc/self/smaps").read_text(), flags=re.MULTILINE)
     own = [text for text in mappings if "/aotinductor/" in text.partition("\n")[0]]
     copied = [
@@ -208,14 +213,13 @@ def test_given_images_on_cuda_then_two_variants_are_built_where_inductor_does_no
 
 _ASKED = """
 import sys, torch
-from torchperf_ros.engines import package, package_build
-from torchperf_ros.engines.engine import CaptureFailed, prepare_inductor
-from torch._inductor import config, cpu_vec_isa
+from torchperf_ros.engines.engine import prepare_inductor
+from torch._inductor import codecache, config, cpu_vec_isa
 started = []
 sys.addaudithook(lambda event, given: event == "subprocess.Popen" and started.append(given))
 prepare_inductor(torch.device(sys.argv[1]))
 cpu_vec_isa.pick_vec_isa()
-print(len(started), config.cpp.vec_isa_ok, config.aot_inductor.precompile_headers)
+print(len(started), config.cpp.vec_isa_ok, config.aot_inductor.precompile_headers, codecache._HEADER_DIR)
 """
 
 
@@ -229,7 +233,7 @@ def test_given_a_build_for_cuda_then_no_program_asks_for_vector_instructions_and
         "TORCHINDUCTOR_VEC_ISA_OK": chosen,
     }
     found = subprocess.check_output([sys.executable, "-c", _ASKED, device], env=environment, text=True)
-    assert found.endswith("0 False False\n")
+    assert found.endswith(f"0 False False {tmp_path}/precompiled_headers\n")
 
 
 def test_given_a_variant_that_cannot_be_compiled_when_built_then_the_other_is_kept(
@@ -323,6 +327,40 @@ def test_given_a_users_compiled_package_for_a_tier_when_built_then_there_is_noth
     said, good = build(job(tmp_path, packages=[str(package)]))
     assert good
     assert said[1] == {"kind": "planned", "tier": "full", "text": f"is compiled: {package}"}
+
+
+@pytest.mark.parametrize("engine", ["eager", "graph", "compile"])
+def test_given_an_engine_that_takes_no_package_when_built_then_it_says_so_and_nothing_is(
+    no_build, tmp_path, engine
+):
+    said, good = build(job(tmp_path / "cache", build=[BuildOptions(engine).as_dict()]))
+    assert (good, kinds(said), said[0]["kind"]) == (True, ["planned", "done"], "planned")
+    assert re.match(f"engine {engine} .*: nothing is built", said[0]["text"])
+    assert not (tmp_path / "cache").exists()
+
+
+def test_given_a_full_disk_when_engines_are_chosen_from_then_no_choice_without_them_is_kept(
+    monkeypatch, tmp_path
+):
+    full = mock.Mock(
+        side_effect=RuntimeError("C++ compile error\n\nld: final link failed: No space left on device")
+    )
+    monkeypatch.setattr("torchperf_ros.engines.file_engines.build_package", full)
+    with pytest.raises(NoRoom, match=f"{tmp_path} .or TMPDIR. cannot be written: ld: final link"):
+        build(job(tmp_path, build=[BuildOptions("auto").as_dict()]))
+    assert {path.suffix for path in tmp_path.iterdir()} == {".lock"}
+
+
+def test_given_no_room_when_a_process_builds_then_its_last_word_says_so_and_what_compilers_kept_is_gone(
+    tmp_path, monkeypatch
+):
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    with contextlib.closing(CompileProcess(job(tmp_path), background=False)) as process:
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (1024, 1024))
+        *_, last = process.messages(PATIENCE_S)
+    assert (last["kind"], last["unusable"], last["no_room"]) == ("failed", True, True)
+    assert "File too large" in last["text"]
+    assert {path.suffix for path in tmp_path.iterdir()} == {".lock"}
 
 
 def test_given_no_headers_of_cuda_when_a_package_for_it_is_to_be_built_then_the_error_says_what_to_install(

@@ -359,8 +359,7 @@ def test_given_quantised_classes_when_more_than_one_in_100_is_another_then_numbe
         values, order = x.sort(1, descending=True)
         middle = values[:, :2].mean(1, keepdim=True)
         here = torch.arange(100).view(1, 1, 10, 10) < swapped
-        pair = torch.cat([middle - 1e-4, middle + 1e-4], 1)
-        values[:, :2] = torch.where(here, pair, values[:, :2])
+        values[:, :2] = torch.where(here, torch.cat([middle - 1e-4, middle + 1e-4], 1), values[:, :2])
         return torch.zeros_like(x).scatter(1, order, values)
 
     def check_near():

@@ -260,8 +260,7 @@ def test_given_little_memory_for_buffers_when_sizes_vary_then_old_ones_are_given
         frame = torch.rand(height, width)
         for size in (5, 6):  # growing and shrinking: what an earlier frame left must not be seen
             (held,) = buffers.hold(((size, size),), (frame,))
-            expected = torch.nn.functional.pad(frame, (0, size - width, 0, size - height))
-            assert_close(held, expected)
+            assert_close(held, torch.nn.functional.pad(frame, (0, size - width, 0, size - height)))
             assert buffers.size_bytes <= 150
 
 
@@ -309,8 +308,7 @@ def test_given_a_compiled_engine_when_100_sizes_are_drawn_then_95_percent_hit_an
     with torch.compiler.set_stance("fail_on_recompile"):
         for _ in range(100):
             frame = torch.rand(1, 3, drawn.randint(100, 200), drawn.randint(100, 200))
-            pixels = runner(frame)["pixels"]
-            assert pixels.shape == (1, 4, *frame.shape[2:])
+            assert runner(frame)["pixels"].shape == (1, 4, *frame.shape[2:])
     assert runner.hits > 95
     assert dict(counters["stats"]) == before
     assert runner.waste == 0.0 if policy == "dynamic" else 0.05 < runner.waste < 0.35

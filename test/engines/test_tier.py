@@ -42,8 +42,7 @@ def device(request):
 
 
 def test_given_a_model_when_run_then_outputs_and_time_come_back(device):
-    engine = eager(Counting(), device)
-    outputs, took_ns = engine.run((torch.tensor([1.0, 2.0]),))
+    outputs, took_ns = eager(Counting(), device).run((torch.tensor([1.0, 2.0]),))
     assert outputs["y"].tolist() == [3.0, 6.0]
     assert outputs["y"].device.type == device.device.type
     assert took_ns > 0

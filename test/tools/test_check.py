@@ -41,8 +41,9 @@ class Good(Adapter):
         return (torch.tensor(image.data.reshape(1, 480, 640, 3)).permute(0, 3, 1, 2).float(),)
 
     def postprocess(self, outputs, messages):
-        pixels = np.zeros(4, np.uint8)
-        return message_class(IMAGE)(messages["image"].message.header, 2, 2, "mono8", 0, 2, pixels)
+        return message_class(IMAGE)(
+            messages["image"].message.header, 2, 2, "mono8", 0, 2, np.zeros(4, np.uint8)
+        )
 
 
 class Two(Good):
@@ -337,9 +338,8 @@ def test_given_a_frame_that_is_refused_when_checked_then_nothing_failed_and_a_lo
 
 def test_given_weights_that_change_when_the_command_runs_then_one_line_says_so(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    options = ["--options", '{"seed": null}']
     result = CliRunner().invoke(
-        cli.app, ["check", "tune_adapters:TinyAdapter", "--device", "cpu", *options]
+        cli.app, ["check", "tune_adapters:TinyAdapter", "--device", "cpu", *["--options", '{"seed": null}']]
     )
     assert result.exit_code == 1
     (line,) = [

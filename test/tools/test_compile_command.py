@@ -5,10 +5,14 @@ Messages, files and exit status. The compile process is played.
 
 import json
 import os
+import signal
+import subprocess
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from unittest import mock
 
+import psutil
 import pytest
 from typer.testing import CliRunner
 
@@ -18,6 +22,9 @@ from torchperf_ros.workers.incident_folder import IncidentFolder
 from torchperf_ros.workers.package_cache import PackageCache
 from torchperf_ros.workers.package_manifest import Identity, Manifest, manifest_path
 
+from ..stage.conftest import wait_until
+
+ROOT = Path(__file__).resolve().parents[2]
 RUNNER = CliRunner()
 TIMING = {"p50_ms": 2.0, "p99_ms": 3.0, "eager_p50_ms": 4.0, "eager_p99_ms": 6.0}
 
@@ -47,13 +54,12 @@ def tier(name, number=1, step="compiling"):
 
 
 def built(name, *, new=True, **changes):
-    values = asdict(manifest(tier=name, **changes))
     return {
         "kind": "built",
         "tier": name,
         "package": f"/cache/{name}0123456789.pt2",
         "new": new,
-        "manifest": values,
+        "manifest": asdict(manifest(tier=name, **changes)),
     }
 
 
@@ -212,8 +218,10 @@ def test_given_a_parameter_file_when_compiled_then_every_stage_is_as_the_node_wi
     assert seeing["packages"] == ["", "mine.pt2"]
     assert planning["adapter"] == "r:P"
     assert (one["tiers"], one["packages"], one["build"][0]["precision"]) == (["fast"], ["mine.pt2"], "bf16")
-    result = run("compile", "--params", parameters, "--tier", "none")
-    assert "--tiers 'none' is not there; there are fast, full" in result.stderr
+    assert (
+        "--tiers 'none' is not there; there are fast, full"
+        in run("compile", "--params", parameters, "--tier", "none").stderr
+    )
 
 
 @pytest.mark.parametrize(
@@ -323,6 +331,7 @@ def test_given_packages_when_listed_then_each_is_shown_and_the_damaged_one_with_
     result = listed(cache)
     assert result.exit_code == 0
     assert "3 packages, 3.0 MiB, in " in result.stdout
+    assert "; 0.0 MiB that compilers, tuning and interrupted builds left" in result.stdout
     damaged, two, one = (entry.path.stem for entry in cache.entries())
     problem = f"manifest {cache.folder / damaged}.json cannot be read (KeyError: 'identity')"
     assert f"{damaged[:12]}: {problem}" in result.stdout
@@ -345,6 +354,7 @@ def test_given_packages_when_cleared_or_one_removed_by_the_beginning_of_its_key_
         assert (result.exit_code, len(cache.entries())) == (2, 2)
         assert f"has a key that begins with {key!r}" in result.stderr
     (cache.folder / "ab0.1.part.pt2").write_bytes(bytes(1 << 20))
+    assert "; 1.0 MiB that compilers, tuning and interrupted builds left" in listed(cache).stdout
     result = listed(cache, "--remove", "all")
     assert (result.exit_code, list(cache.folder.glob("*[!.lock]"))) == (0, [])
     assert "removed 2 packages, 3.0 MiB" in result.stdout
@@ -375,8 +385,7 @@ def test_given_incidents_when_listed_and_cleared_then_the_folder_is_named_and_wh
 
 
 def test_given_a_cache_of_somebody_else_when_cleared_then_the_parameter_is_named(cache, monkeypatch):
-    refuse = mock.Mock(side_effect=PermissionError(13, "Permission denied"))
-    monkeypatch.setattr(Path, "unlink", refuse)
+    monkeypatch.setattr(Path, "unlink", mock.Mock(side_effect=PermissionError(13, "Permission denied")))
     result = listed(cache, "--remove", "all")
     assert result.exit_code == 2
     assert "parameter cache_dir: " in result.stderr
@@ -384,7 +393,47 @@ def test_given_a_cache_of_somebody_else_when_cleared_then_the_parameter_is_named
 
 
 def test_given_a_real_compile_process_when_its_adapter_is_not_there_then_the_status_is_2(tmp_path):
-    environment = {"XDG_CACHE_HOME": str(tmp_path)}
-    result = RUNNER.invoke(cli.app, ["compile", "no.such:Adapter", "--tiers", "full"], env=environment)
+    result = RUNNER.invoke(
+        cli.app, ["compile", "no.such:Adapter", "--tiers", "full"], env={"XDG_CACHE_HOME": str(tmp_path)}
+    )
     assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1)
     assert result.stderr.startswith("torchperf: adapter 'no.such:Adapter': importing no.such failed")
+
+
+_SLOW = """
+import time
+from torchperf_ros import Adapter
+class Slow(Adapter):
+    inputs, output = {"x": "std_msgs/msg/Float64"}, "std_msgs/msg/Float64"
+    __init__ = preprocess = postprocess = lambda *_: None
+    example_inputs = lambda *_: ()
+    def build(self, tier):
+        open("begun", "x")
+        time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("command", ["check", "compile"])
+def test_given_a_command_that_is_stopped_then_one_line_says_so_and_no_process_is_left(
+    tmp_path, command, number
+):
+    (tmp_path / "slow.py").write_text(_SLOW)
+    words = [sys.executable, "-m", "torchperf_ros.tools", command, "slow:Slow", "--tiers", "full"]
+    environment = os.environ | {
+        "XDG_CACHE_HOME": str(tmp_path),
+        "TMPDIR": str(tmp_path),
+        "PYTHONPATH": str(ROOT),
+    }
+    with subprocess.Popen(
+        words, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True
+    ) as process:
+        wait_until(lambda: (tmp_path / "begun").exists() or process.poll(), lambda: "its begin")
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert bool(children) == (command == "compile")
+        process.send_signal(number)
+        (line,) = process.communicate()[1].splitlines()
+    assert line.startswith(f"torchperf: stopped by {number.name}; ")
+    assert process.returncode == 128 + number
+    assert psutil.wait_procs(children, timeout=5.0)[1] == []
+    assert not list(tmp_path.glob("torchperf_*"))

@@ -80,8 +80,12 @@ def test_given_a_number_that_a_tensor_may_stand_for_when_tried_then_answers_and_
 
 
 def test_given_sizes_and_types_when_made_then_they_are_as_written():
-    model = load(f"{SAMPLES}:two_arguments", ["1x3x4:float16 scalar:int64", "2x3x4 scalar", "2x3 5:bool"])
-    assert [shapes_text(inputs) for inputs in model.input_sets] == [
+    assert [
+        shapes_text(inputs)
+        for inputs in load(
+            f"{SAMPLES}:two_arguments", ["1x3x4:float16 scalar:int64", "2x3x4 scalar", "2x3 5:bool"]
+        ).input_sets
+    ] == [
         "1x3x4:float16 scalar:int64",
         "2x3x4:float16 scalar:int64",
         "2x3:float16 5:bool",
@@ -218,8 +222,10 @@ def test_given_a_part_of_a_line_that_breaks_when_shown_then_only_it_is_underline
 
 
 def test_given_breaks_in_turn_when_inspected_then_each_is_one(inspect_sample):
-    lines = [item.line.text for item in inspect_sample("breaks_in_turn").breaks]
-    assert lines == ["print(x.max().item())", "scale = y.max().item()"]
+    assert [item.line.text for item in inspect_sample("breaks_in_turn").breaks] == [
+        "print(x.max().item())",
+        "scale = y.max().item()",
+    ]
 
 
 def test_given_a_model_that_raises_when_compiled_when_inspected_then_that_is_a_failure(

@@ -44,8 +44,12 @@ class Looks(Adapter):
         if self.options.get("refuses") and (self.options["refuses"] == "all" or self.observed % 2):
             raise BadInput("too dark")
         image = messages["image"].message
-        pixels = np.array(image.data).reshape(1, image.height, image.width, 3)
-        return (torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255.0,)
+        return (
+            torch.from_numpy(np.array(image.data).reshape(1, image.height, image.width, 3))
+            .permute(0, 3, 1, 2)
+            .float()
+            / 255.0,
+        )
 
     def postprocess(self, outputs, messages):
         return empty_message(IMAGE)
@@ -60,9 +64,11 @@ def log(tmp_path_factory):
 
 def keep(log, folder, **options):
     said = []
-    values = {"adapter": f"{__name__}:Looks", "options": options, "device": "cpu", "log": str(log)}
     good = do_job(
-        {**values, "frames": str(folder / "frames.safetensors")},
+        {
+            **{"adapter": f"{__name__}:Looks", "options": options, "device": "cpu", "log": str(log)},
+            "frames": str(folder / "frames.safetensors"),
+        },
         lambda kind, **more: said.append((kind, more)),
     )
     return good, said[-1], read_frames(str(folder / "frames.safetensors"), EXAMPLE, CPU)
@@ -88,8 +94,10 @@ def test_given_two_inputs_of_a_type_when_read_then_each_gets_its_own_topic_by_na
         ]
         adapter = Looks({}, CPU)
         adapter.inputs = dict.fromkeys(inputs, IMAGE)
-        found = log_frames(adapter, mcap(tmp_path / "drive.mcap", entries))
-        return [{name: each.message.encoding for name, each in frame.items()} for frame in found]
+        return [
+            {name: each.message.encoding for name, each in frame.items()}
+            for frame in log_frames(adapter, mcap(tmp_path / "drive.mcap", entries))
+        ]
 
     right_first = ["/car/right", "/car/left"]
     assert frames(right_first, "left", "right") == [{"left": "/car/left", "right": "/car/right"}]

@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 import pytest
 
-from torchperf_ros.settings.build_options import BuildOptions
+from torchperf_ros.settings.build_options import ENGINES, BuildOptions
 from torchperf_ros.tools.tune.run import gain_text
 from torchperf_ros.tools.tune.trial import (
     Accuracy,
@@ -42,8 +42,10 @@ def test_given_trials_when_ranked_then_the_smallest_p99_within_the_budget_is_fir
     crashed = TuneTrial(
         "full", TuneCandidate(BuildOptions(precision="fp16")), TrialOutcome.CRASHED, "signal SIGSEGV"
     )
-    trials = [crashed, trial("eager", 10.0), trial("aoti", 3.0), trial("bf16", 40.0), trial("compile", 5.0)]
-    ranking = Ranking(trials, Limits(budget_ms=20.0))
+    ranking = Ranking(
+        [crashed, trial("eager", 10.0), trial("aoti", 3.0), trial("bf16", 40.0), trial("compile", 5.0)],
+        Limits(budget_ms=20.0),
+    )
     assert names(ranking) == ["aoti", "compile", "eager", "eager bf16", "eager fp16"]
     assert [s.group for s in ranking.standings] == [Group.FITS] * 3 + [Group.OVER_BUDGET, Group.REFUSED]
     assert "20 ms" in ranking.standings[3].why
@@ -63,18 +65,33 @@ def test_given_a_tie_by_p99_when_ranked_then_the_median_decides_and_then_who_cha
     by_median = Ranking([trial("eager", 10.0, 10.0), trial("aoti", 5.0, 10.5)], limits)
     assert by_median.noise == pytest.approx(0.1)
     assert names(by_median)[0] == "aoti"
-    simpler = Ranking([trial("aoti", 9.7, 9.9), trial("eager", 10.0, 10.0)], limits)
-    assert names(simpler)[0] == "eager"
+    assert names(Ranking([trial("aoti", 9.7, 9.9), trial("eager", 10.0, 10.0)], limits))[0] == "eager"
 
 
 def test_given_the_same_reference_when_it_scatters_then_the_noise_says_by_how_much():
-    steady = [trial(name, 5.0) for name in ("eager", "aoti", "compile", "bf16", "fp16")]
-    assert Ranking(steady, Limits(100.0)).noise == pytest.approx(0.02)
-    loose = [trial("aoti", 5.0, eager_p99_ms=ms) for ms in (10.0, 12.0, 14.0, 16.0, 18.0)]
-    assert Ranking(loose, Limits(100.0)).noise == pytest.approx(6.0 / 14.0)
+    assert Ranking(
+        [trial(name, 5.0) for name in ("eager", "aoti", "compile", "bf16", "fp16")], Limits(100.0)
+    ).noise == pytest.approx(0.02)
+    assert Ranking(
+        [trial("aoti", 5.0, eager_p99_ms=ms) for ms in (10.0, 12.0, 14.0, 16.0, 18.0)], Limits(100.0)
+    ).noise == pytest.approx(6.0 / 14.0)
     # Of few, eager met the same stalls as the faster one.
-    few = [trial("eager", 10.0, 11.0), trial("aoti", 6.0, 80.0, eager_p99_ms=100.0)]
-    assert names(Ranking(few, Limits(100.0)))[0] == "aoti"
+    assert (
+        names(
+            Ranking(
+                [trial("eager", 10.0, 11.0), trial("aoti", 6.0, 80.0, eager_p99_ms=100.0)], Limits(100.0)
+            )
+        )[0]
+        == "aoti"
+    )
+
+
+def test_given_stalls_as_long_as_a_call_or_longer_when_ranked_then_the_median_decides():
+    stalls = zip(ENGINES, (0.3, 6.0, 6.3, 7.0, 12.8), strict=False)
+    others = [trial(name, 0.3, ms, eager_ms=0.15, eager_p99_ms=ms) for name, ms in stalls]
+    hit = trial("onnxruntime", 0.11, 5.2, eager_ms=0.15, eager_p99_ms=6.1)
+    lucky = trial("openvino", 0.137, 0.28, eager_ms=0.15, eager_p99_ms=6.3)
+    assert names(Ranking([*others, hit, lucky], Limits(100.0)))[0] == "onnxruntime"
 
 
 def test_given_noise_that_others_have_shown_when_few_are_ranked_then_it_counts_for_them_too():
@@ -211,7 +228,6 @@ def test_given_a_candidate_when_named_then_only_what_is_not_the_default_is_said(
 
 def test_given_a_precision_that_the_task_did_not_judge_when_ranked_then_it_is_not_the_best():
     eager = trial("eager", 10.0, accuracy=Accuracy("map", 0.9, 0.9, 9))
-    ranking = Ranking([eager, trial("bf16", 4.0)], Limits(20.0))
-    assert names(ranking) == ["eager", "eager bf16"]
+    assert names(Ranking([eager, trial("bf16", 4.0)], Limits(20.0))) == ["eager", "eager bf16"]
     assert names(Ranking([trial("eager", 10.0), trial("bf16", 4.0)], Limits(20.0)))[0] == "eager bf16"
     assert names(Ranking([eager, trial("bf16", 4.0), trial("aoti", 8.0)], Limits(20.0)))[0] == "aoti"

@@ -54,8 +54,10 @@ def test_given_any_device_when_walked_then_eager_fp32_and_cheap_ones_come_first_
     _, candidates = walk(facts, by_engine)
     assert candidates[0] == TuneCandidate(BuildOptions(), threads=3)
     assert 10 <= len(set(candidates)) == len(candidates) <= 30
-    before_engines = candidates[: candidates.index(compiled(candidates)[0])]
-    assert {one.options.precision for one in before_engines} > {"fp32", "bf16"}
+    assert {one.options.precision for one in candidates[: candidates.index(compiled(candidates)[0])]} > {
+        "fp32",
+        "bf16",
+    }
 
 
 def test_given_cuda_when_walked_then_graphs_come_first_then_reduce_overhead_then_packages_and_autotuning_last():
@@ -88,8 +90,12 @@ def test_given_a_model_that_cannot_be_captured_when_walked_then_no_other_graph_i
     assert labels(candidates)[:3] == ["eager", "graph", "eager channels_last"]
     assert not [one for one in candidates[2:] if one.options.engine == "graph"]
     assert space.skipped == {"graph in other precisions": "graph, 3 threads cannot be used"}
-    before = candidates[: candidates.index(compiled(candidates)[0])]
-    assert {one.options.precision for one in before} >= {"fp32", "tf32", "bf16", "fp16"}
+    assert {one.options.precision for one in candidates[: candidates.index(compiled(candidates)[0])]} >= {
+        "fp32",
+        "tf32",
+        "bf16",
+        "fp16",
+    }
 
 
 def test_given_a_precision_that_no_graph_takes_when_walked_then_it_is_not_captured_in_another_layout():
@@ -151,8 +157,9 @@ def test_given_cuda_when_walked_then_packages_are_captured_and_cpu_threads_are_n
 
 
 def test_given_what_the_facts_leave_out_or_engines_that_are_not_wanted_when_walked_then_they_are_not_tried():
-    facts = replace(CPU, left_out=NO_CUDA | {"channels_last": "none", "bf16": "slow"})
-    candidates = walk(facts, by_engine)[1]
+    candidates = walk(
+        replace(CPU, left_out=NO_CUDA | {"channels_last": "none", "bf16": "slow"}), by_engine
+    )[1]
     assert not any(one.options.channels_last for one in candidates)
     assert {one.options.precision for one in candidates} == {"fp32", "fp16", *INT8_PRECISIONS}
     for engines in (("eager", "aoti"), ("eager",)):
@@ -161,20 +168,21 @@ def test_given_what_the_facts_leave_out_or_engines_that_are_not_wanted_when_walk
 
 def test_given_options_that_gain_when_walked_then_what_comes_later_has_them():
     def ms(one):
-        gains = 2.0 * one.options.channels_last + 3.0 * (one.threads == 1)
-        return GOOD[one.options.engine] * 2 - gains
+        return GOOD[one.options.engine] * 2 - (2.0 * one.options.channels_last + 3.0 * (one.threads == 1))
 
     space, steps = walk(CPU, ms)
     assert all(one.options.channels_last and one.threads == 1 for one in compiled(steps)[:2])
-    best = space.ranking.best.trial.candidate
-    assert best == TuneCandidate(BuildOptions("aoti", channels_last=True), threads=1)
+    assert space.ranking.best.trial.candidate == TuneCandidate(
+        BuildOptions("aoti", channels_last=True), threads=1
+    )
 
 
 @pytest.mark.parametrize("outcome", [TrialOutcome.REFUSED, TrialOutcome.HUNG])
 def test_given_a_precision_that_fails_in_eager_when_walked_then_no_engine_is_compiled_for_it(outcome):
     _, steps = walk(CPU, lambda one: outcome if one.options.precision == "bf16" else by_engine(one))
-    bf16 = [one for one in steps if one.options.precision == "bf16"]
-    assert [one.options.engine for one in bf16] == ["eager"]
+    assert [one.options.engine for one in [one for one in steps if one.options.precision == "bf16"]] == [
+        "eager"
+    ]
     assert "fp16" in {one.options.precision for one in steps if one.options.engine != "eager"}
 
 

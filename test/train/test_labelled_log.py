@@ -64,8 +64,7 @@ def test_given_a_labelled_log_when_read_then_boxes_are_stretched_and_the_last_fi
     assert labels[0] == [(20.0, 40.0, 120.0, 226.0, CLASSES.index("car"), True)]
     assert labels[2] == []
     assert held_out.batch(3, 5)[1] == []
-    trained = LoggedImages(found, 1)
-    images, labels = trained.batch(7, 64)
+    images, labels = LoggedImages(found, 1).batch(7, 64)
     again, same = LoggedImages(found, 1).batch(7, 64)
     assert torch.equal(images, again)
     assert labels == same

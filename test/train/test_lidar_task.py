@@ -55,8 +55,7 @@ def test_given_scenes_when_drawn_then_labels_are_in_the_grid_and_points_lie_on_t
             assert (
                 (along < 0.6) & (across < 0.6)
             ).sum() >= LEAST_POINTS // 2  # those that drive are smeared
-    kinds = torch.cat([cloud.boxes[:, 5] for cloud in clouds(20)])
-    assert set(kinds.tolist()) == set(range(len(CLASSES)))
+    assert set(torch.cat([cloud.boxes[:, 5] for cloud in clouds(20)]).tolist()) == set(range(len(CLASSES)))
 
 
 def test_given_an_empty_scene_when_drawn_then_nobody_is_labelled():
@@ -131,10 +130,8 @@ def test_given_a_perfect_answer_when_the_loss_is_taken_then_it_is_small_and_grow
 @pytest.mark.parametrize("tier", PILLAR_WIDTHS)
 def test_given_an_untrained_network_when_it_begins_then_nowhere_is_a_box_and_every_weight_can_learn(tier):
     network, batch = TASK.network(tier), TASK.batch("test", 0, 2)
-    loss = TASK.loss(network, batch, CPU)
-    loss.backward()
-    idle = [name for name, weight in network.named_parameters() if weight.grad is None]
-    assert idle == []
+    TASK.loss(network, batch, CPU).backward()
+    assert [name for name, weight in network.named_parameters() if weight.grad is None] == []
     with torch.inference_mode():
         assert network(spare(draw_cloud("test", 0).points.numpy()))[0, :, 0].max() < 0.1
     assert set(TASK.steps) == set(TASK.rate) == set(TASK.tiers)

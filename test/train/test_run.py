@@ -93,8 +93,7 @@ def test_given_a_training_that_is_done_when_more_is_to_be_judged_then_it_is_judg
         load_file(folder / "detector.safetensors"),
         json.loads((folder / "detector.json").read_text()),
     )
-    result = run(*asked, "--judged", "3")
-    assert "goes on from step 3" in result.output
+    assert "goes on from step 3" in run(*asked, "--judged", "3").output
     figures = json.loads((folder / "detector.json").read_text())["tiers"]["fast"]
     assert (first["tiers"]["fast"]["judged"], figures["judged"]) == (1, 3)
     assert "Judged on 3 images" in (folder / "detector.md").read_text()
@@ -291,12 +290,10 @@ def test_given_what_cannot_be_trained_when_asked_for_then_it_is_refused_before_a
 @pytest.mark.parametrize("model", ["detector", "planner", "lidar"])
 def test_given_a_gpu_when_a_tier_is_trained_there_then_its_weights_run_on_the_cpu(model, tmp_path):
     pytest.importorskip("plotly", reason="training draws its curves")
-    asked = ("-o", tmp_path, "--models", model, *FAST, "--device", "cuda", "--loaders", "1")
-    result = run(*asked)
+    result = run(*("-o", tmp_path, "--models", model, *FAST, "--device", "cuda", "--loaders", "1"))
     assert result.exit_code == 0, result.output
     assert "on cuda:0" in " ".join(result.output.split())
-    figures = json.loads((tmp_path / f"{model}.json").read_text())
-    (point,) = figures["tiers"]["fast"]["curve"]
+    (point,) = json.loads((tmp_path / f"{model}.json").read_text())["tiers"]["fast"]["curve"]
     assert all(map(math.isfinite, point))
     weights = load_file(tmp_path / f"{model}.safetensors")
     assert all(tensor.device.type == "cpu" and torch.isfinite(tensor).all() for tensor in weights.values())

@@ -209,7 +209,7 @@ def job_of(folder, code):
     (folder / "other_work.py").write_text(
         f"import os, time\ndef do_job(job, say):\n{code}", encoding="utf-8"
     )
-    return JOB | {"does": "other_work", "folder": str(folder)}
+    return JOB | {"does": "other_work", "fresh": True}
 
 
 def test_given_the_compiler_itself_when_its_adapter_is_not_there_then_it_says_so():

@@ -9,7 +9,7 @@ Job: `adapter`, `options`, `device`, `threads`; `tiers`, and for each its `build
 named: those that the adapter builds); `cache_dir`, `cache_mib`; `out` (a folder to write `<tier>.pt2` to instead,
 or absent); `dry_run` (only plan what would be built); `force` (build even what is there); `background`;
 `lacked` (what had not enough memory to be captured, by key, and why: it is left out). For another job `does`
-is the module whose `do_job` does it, and `folder` is for what compilers keep and all that is temporary.
+is the module whose `do_job` does it; with `fresh` compilers keep nothing beyond it.
 """
 
 import contextlib
@@ -22,7 +22,13 @@ import traceback
 
 from torchperf_ros.api.errors import TorchperfError
 from torchperf_ros.workers.compile_process import AGAIN
-from torchperf_ros.workers.package_cache import compile_in, use_compiler_cache
+from torchperf_ros.workers.package_cache import (
+    VARIABLE,
+    NoRoom,
+    clear_compiler_cache,
+    compile_in,
+    use_compiler_cache,
+)
 from torchperf_ros.workers.process_setup import detach_from_node
 
 _LOWEST = 19
@@ -44,14 +50,13 @@ def main() -> int:
         with contextlib.suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
         os.setpriority(os.PRIO_PROCESS, 0, _LOWEST)
+    lock, chosen = None, os.environ.get(VARIABLE, "")  # the lock is held until the process ends
     os.umask(os.umask(0o022) | 0o022)  # the node refuses a package that others can write
     try:
-        if "folder" in job:
-            os.environ["TMPDIR"] = job["folder"]
-            compile_in(job["folder"])
+        if job.get("fresh"):
+            compile_in(os.environ["TMPDIR"])
         else:
-            # Held until the process ends.
-            _lock = use_compiler_cache(job.get("cache_dir", ""), job.get("cache_mib", 1024) << 20)
+            lock = use_compiler_cache(job.get("cache_dir", ""), job.get("cache_mib", 1024) << 20)
         # What is imported stays: to look through it again and again takes part of a second.
         gc.disable()
         # It imports torch, which takes seconds.
@@ -66,7 +71,12 @@ def main() -> int:
             say(AGAIN, text=str(error), lacked={lacked: str(error)} if lacked else {})
             news.flush()
             os._exit(1)
-        say("failed", tier=", ".join(job["tiers"]), text=str(error), unusable=True)
+        no_room = isinstance(error, NoRoom)
+        if no_room and lock is not None:
+            lock.close()
+            os.environ[VARIABLE] = chosen
+            clear_compiler_cache(job.get("cache_dir", ""))
+        say("failed", tier=", ".join(job["tiers"]), text=str(error), unusable=True, no_room=no_room)
     except (Exception, SystemExit) as error:  # the process's boundary; a user's adapter may call exit()
         text = f"{type(error).__name__}: {error}"
         say("failed", tier=", ".join(job["tiers"]), text=text, detail=traceback.format_exc())

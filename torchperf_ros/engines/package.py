@@ -85,8 +85,9 @@ class Package:
         """What runs it, before it is `finished`; a `PackageError` if its library cannot load it."""
         outputs = self.manifest.outputs if self.manifest else ""
         call = self.engine.load(self.path, outputs, self.options, device)
-        static = self.identity is None or not self.identity.dynamic
-        return Runner(call, graphs=1, static=static, package=self)
+        return Runner(
+            call, graphs=1, static=(self.identity is None or not self.identity.dynamic), package=self
+        )
 
 
 def users_package(

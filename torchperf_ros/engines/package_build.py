@@ -31,6 +31,7 @@ from torchperf_ros.engines.fingerprint import changing_weights, identify, tiers_
 from torchperf_ros.engines.outputs import signature_of
 from torchperf_ros.engines.package import (
     ENGINES,
+    IN_PROCESS,
     Package,
     compare,
     identity_of,
@@ -47,7 +48,7 @@ from torchperf_ros.settings.build_options import (
     PACKAGE_SUFFIXES,
     BuildOptions,
 )
-from torchperf_ros.workers.package_cache import PackageCache, open_cache
+from torchperf_ros.workers.package_cache import NoRoom, PackageCache, open_cache
 from torchperf_ros.workers.package_manifest import (
     EAGER,
     EngineChoice,
@@ -59,6 +60,12 @@ from torchperf_ros.workers.package_manifest import (
     manifest_path,
 )
 
+# What runs a tier of whose engine there is nothing to build.
+_WITHOUT_PACKAGE = {
+    "eager": "runs the model as it is: nothing is built",
+    GRAPH: "captures the model as each worker starts, on CUDA: nothing is built",
+    OF_PARTS: "compiles the model in each worker, beside those that serve: nothing is built",
+}
 _TIMING_SECONDS = 1.0
 _TRIED_AGAIN = "; `torchperf compile` tries it again"
 _ROUNDS = (5, 200)
@@ -83,12 +90,13 @@ def do_job(job: Mapping[str, Any], say: Callable[..., None]) -> bool:
         def step(text: str, capturing: str = "", tier: str = name, number: int = number + 1) -> None:
             say("tier", tier=tier, number=number, step=text, capturing=capturing)
 
+        package = job["packages"][number] if job.get("packages") else ""
+        options = BuildOptions(**job["build"][number])
+        if options.engine in IN_PROCESS and not package:
+            say("planned", tier=name, text=f"engine {options.engine} {_WITHOUT_PACKAGE[options.engine]}")
+            continue
         step("loading")
         try:
-            package = job["packages"][number] if job.get("packages") else ""
-            options = BuildOptions(**job["build"][number])
-            if options.engine not in {AUTO, *PACKAGE_SUFFIXES}:
-                options = options.with_engine("aoti")
             tier = _tier_of(adapter, name, package, options, device, job.get("frames", ""))
             if tier is None:
                 say("planned", tier=name, text=f"is compiled: {package}")
@@ -99,10 +107,11 @@ def do_job(job: Mapping[str, Any], say: Callable[..., None]) -> bool:
                 say("planned", tier=name, text=build.plan())
             else:
                 say("built", tier=name, **asdict(build.store()))
-        except CaptureFailed:
+        except (CaptureFailed, NoRoom):
             raise
         # One tier's boundary: the compiler's errors are of every kind.
         except (Exception, SystemExit) as error:
+            cache.check_room(error)
             good, text = False, one_line(error)
             detail = str(error) if isinstance(error, TorchperfError) else traceback.format_exc(limit=-6)
             say("failed", tier=name, text=text, detail="" if detail == text else detail)
@@ -212,8 +221,9 @@ class _PackageBuild:
         with torch.inference_mode():
             call = self._engine.load(part, built.outputs, work.options, tier.device)
             # It runs in the precision that it is checked in.
-            plain = replace(work.options, cuda_graphs=False)
-            call = finished(Runner(call), plain, tier.example, tier.device).call
+            call = finished(
+                Runner(call), replace(work.options, cuda_graphs=False), tier.example, tier.device
+            ).call
             scoring = tier.scoring and replace(tier.scoring, judges=True, held_out=tier.held_out(precision))
             parity = check_engine(tier.model, call, tier.example, tier.dims, precision, scoring=scoring)
             briefly = work.job.get("background") and tier.device.type == "cuda"
@@ -245,8 +255,12 @@ class _PackageBuild:
 
 
 def _timed(tier: BuiltTier, call: Call, inputs: Inputs, rounds: tuple[int, int]) -> dict[str, float]:
-    candidates = {"": lambda: call(*inputs), "eager_": lambda: tier.model(*inputs)}
-    found = time_interleaved(candidates, tier.device, seconds=_TIMING_SECONDS, rounds=rounds)
+    found = time_interleaved(
+        {"": lambda: call(*inputs), "eager_": lambda: tier.model(*inputs)},
+        tier.device,
+        seconds=_TIMING_SECONDS,
+        rounds=rounds,
+    )
     return {
         f"{name}{figure}": value
         for name, one in found.items()
@@ -328,9 +342,10 @@ class _ChoiceBuild:
                 if options.engine == OF_PARTS and packages:
                     continue
                 calls[name] = self._call(options, packages.get(options.engine))
-            except CaptureFailed:
+            except (CaptureFailed, NoRoom):
                 raise
             except Exception as error:  # the libraries' boundary: what one cannot take is for another
+                work.cache.check_room(error)  # which says nothing about the engine
                 lacks_memory = isinstance(error, torch.OutOfMemoryError)
                 left_out[name] = f"{error}{_TRIED_AGAIN}" if lacks_memory else one_line(error)
         work.step("choosing between " + ", ".join(calls))

@@ -86,9 +86,10 @@ def load_model(
         example = "--input 1x3x224x224:float32, or --input '8x3 8:int64' for two arguments"
         raise InspectError(f"{target} needs its inputs: for example {example}")
     usual = tuple(_make(spec, None, device) for spec in inputs[0].split())
-    sets = (usual, *(_like(text, usual, device) for text in inputs[1:]))
     return InspectedModel(
-        target, call.eval().to(device) if isinstance(call, torch.nn.Module) else call, sets
+        target,
+        call.eval().to(device) if isinstance(call, torch.nn.Module) else call,
+        (usual, *(_like(text, usual, device) for text in inputs[1:])),
     )
 
 
@@ -112,8 +113,10 @@ def takes_tensor(model: InspectedModel, file: str, line: int) -> bool:
             one.update(values)
     if not reads or held != held_then or list(map(layout_of, numbers)) != list(map(layout_of, tensors)):
         return False
-    pairs = zip(flat_numbers(numbers), flat_numbers(tensors), strict=True)
-    return all(torch.allclose(one, other, _NEAR, _NEAR, equal_nan=True) for one, other in pairs)
+    return all(
+        torch.allclose(one, other, _NEAR, _NEAR, equal_nan=True)
+        for one, other in zip(flat_numbers(numbers), flat_numbers(tensors), strict=True)
+    )
 
 
 def _run(
@@ -343,8 +346,11 @@ def explain_recompilations(
         if kind == "size" and sizes[function, reason.partition("expected")[0]] > 1:
             # a size that the compiler could leave open fails once; one that it built in, each time
             kind = "unrolled"
-        name = graph_breaks.readable_function(function[0])
-        found.append(Recompilation(name, *function[1:], input_set, kind, guard, source))
+        found.append(
+            Recompilation(
+                graph_breaks.readable_function(function[0]), *function[1:], input_set, kind, guard, source
+            )
+        )
     return found
 
 
@@ -524,8 +530,9 @@ class Inspection(logging.Handler):
         Graphs without an op only pass values on and are left out.
         """
         if any(node.op in _CALLS for node in module.graph.nodes):
-            compile_id = str(torch._guards.CompileContext.current_compile_id() or "")
-            self.graphs.append(Graph(compile_id, self._input_set))
+            self.graphs.append(
+                Graph(str(torch._guards.CompileContext.current_compile_id() or ""), self._input_set)
+            )
         return module.forward
 
 
@@ -587,8 +594,12 @@ def show(inspection: Inspection, console: Console, max_breaks: int | None) -> No
         console.print(Padding(_break(item, len(inspection.inputs)), (0, 0, 0, 2)))
     if inspection.recompilations:
         console.print(Text("\nrecompilations", style="bold"))
-        heads = (">input", "function", "kind", "guard that failed, and what would help")
-        console.print(console_table(heads, _recompilation_rows(inspection)))
+        console.print(
+            console_table(
+                (">input", "function", "kind", "guard that failed, and what would help"),
+                _recompilation_rows(inspection),
+            )
+        )
     for words in filter(None, [inspection.failure and f"FAILED: {inspection.failure}", inspection.doubt]):
         console.print(Text(words, style="bold red"))
     console.print(Text(f"\n{summary(inspection)}", style="bold"))

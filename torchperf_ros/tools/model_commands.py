@@ -109,13 +109,16 @@ def compile_tiers(  # noqa: PLR0913, PLR0917 - one for each option
             "guessed": params is None and not only,
         },
     )
-    with tempfile.TemporaryDirectory(prefix="torchperf_") as frames:
-        for name, job in jobs.items() if log is not None else ():
-            job["frames"] = _frames(job, str(log), str(Path(frames) / f"{name}.safetensors"), shown)
-        built = [result for name, job in jobs.items() for result in _run(name, job, shown)]
+    built: list[dict[str, Any]] = []
+    try:
+        with tempfile.TemporaryDirectory(prefix="torchperf_") as frames:
+            for name, job in jobs.items() if log is not None else ():
+                job["frames"] = _frames(job, str(log), str(Path(frames) / f"{name}.safetensors"), shown)
+            built.extend(result for name, job in jobs.items() for result in _run(name, job, shown))
+    finally:  # also where it was stopped, or there is no room for more
+        _print(built, shown)
     if json_file is not None:
         shell.write_output(json_file, json.dumps(built, indent=2) + "\n")
-    _print(built, shown)
     raise typer.Exit(any(result["kind"] == "failed" for result in built))
 
 
@@ -287,6 +290,7 @@ def cache(
     Example: torchperf cache --remove 3f9a
     """
     from torchperf_ros.api.text import console_table
+    from torchperf_ros.workers.incident_folder import folder_size_bytes
     from torchperf_ros.workers.package_cache import clear_compiler_cache, open_cache
 
     shown, packages = shell.console(_TABLE_WIDTH), open_cache(cache_dir, 0)
@@ -318,8 +322,13 @@ def cache(
     if rows:
         heads = ("key", "adapter", "tier", "how", "device", "torch", ">MiB", ">p50 ms", ">eager", "built")
         shown.print(console_table(heads, rows))
-    mib = sum(entry.size_bytes for entry in entries) / _MIB
-    shell.say(shown, f"{len(entries)} packages, {mib:.1f} MiB, in {packages.folder}")
+    size_bytes = sum(entry.size_bytes for entry in entries)
+    others_mib = (folder_size_bytes(packages.folder) - size_bytes) / _MIB
+    shell.say(
+        shown,
+        f"{len(entries)} packages, {size_bytes / _MIB:.1f} MiB, in {packages.folder};"
+        f" {others_mib:.1f} MiB that compilers, tuning and interrupted builds left",
+    )
 
 
 def _cached(entry: "CachedPackage") -> list[str]:
@@ -450,8 +459,11 @@ def inspect(
     shell.check_outputs({"--json": json_file})
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
         shell.fail(f"--device {device!r} is none of auto, cpu, cuda, cuda:N")
+    from torchperf_ros.workers.package_cache import use_compiler_cache
+
     adapter_options, shown = shell.json_object(options), shell.console()
     with shell.console(stderr=True).status("importing torch") as status:
+        use_compiler_cache("", _MIB << 10)  # torch's own folder may be another user's
         from torchperf_ros.engines.device import Device as Place
         from torchperf_ros.engines.device import choose_device
         from torchperf_ros.tools.inspection import Inspection, as_json, load_model, show
@@ -499,7 +511,7 @@ def tune(  # noqa: PLR0913, PLR0917 - one for each option
     ] = 3.0,
     output: Annotated[
         shell.Files,
-        shell.outputs_option("Write the parameters, as YAML, or every figure (FILE.json)."),
+        shell.outputs_option("Write the parameters (FILE.yaml), or every figure (FILE.json)."),
     ] = None,
     dry_run: shell.DryRun = False,
 ) -> None:
@@ -541,8 +553,7 @@ def tune(  # noqa: PLR0913, PLR0917 - one for each option
     for name, number in numbers.items():
         if not number > 0:
             shell.fail(f"{name} {number:g} is not allowed; it has to be a number above 0")
-    files = shell.files_by_suffix(output, "", ".json")
-    shell.check_outputs({"-o": files.get("")}, filter(None, [files.get(".json")]))
+    files = shell.files_by_suffix(output, ".yaml", ".yml", ".json")
     only, names = shell.every_word(engines), shell.every_word(tiers)
     if unknown := [name for name in only if name not in ENGINES]:
         shell.fail(f"--engines {unknown[0]!r} is not allowed; it has to be one of {', '.join(ENGINES)}")
@@ -560,6 +571,7 @@ def tune(  # noqa: PLR0913, PLR0917 - one for each option
             "give what to tune: either an adapter, module:Class, with --options, or --params FILE, with"
             " the stage's name, which holds the options itself"
         )
-    limits, written = Limits(target.stage.budget_ms, max_loss), (files.get(""), files.get(".json"))
+    limits = Limits(target.stage.budget_ms, max_loss)
+    written = files.get(".yaml", files.get(".yml")), files.get(".json")
     chosen = TuneOptions(limits, only, seconds, minutes, dry_run, *written, judged, log)
     raise typer.Exit(search(target.with_tiers(names), chosen, shell.console(140)))

@@ -6,6 +6,7 @@ How every command fails, where it prints, and the options that mean one thing ev
 import importlib.util
 import json
 import re
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
@@ -87,6 +88,19 @@ _GONE: Final[dict[str, dict[str, str]]] = {
 }
 
 
+# What is left of a command that was stopped.
+_STANDS: Final = {
+    "compile": "; what was built stays, and the same command builds the rest",
+    "tune": "; what was measured stays",
+    "train": "; the same command goes on from the last checkpoint",
+    **dict.fromkeys(("check", "inspect"), "; nothing is kept"),
+}
+
+
+def _stop(number: int, _frame: object) -> NoReturn:
+    raise KeyboardInterrupt(number)
+
+
 class Command(TyperCommand):
     """A command: an error of this package or of a file is one line and the status 2."""
 
@@ -118,11 +132,22 @@ class Command(TyperCommand):
 
 
 class CommandGroup(TyperGroup):
-    """Says in whole sentences what its commands are for, in a narrow terminal, too."""
+    """Says in whole sentences what its commands are for, in a narrow terminal, too.
+
+    A command that is stopped says so in one line, once its processes have ended; the status is 128 + signal.
+    """
 
     def __init__(self, *args: Any, **options: Any) -> None:  # noqa: ANN401 - typer's own
         super().__init__(*args, **options)
         self.help = _flowing(self.help, wide=self.rich_markup_mode is not None)
+
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - typer's own copies of click's types
+        signal.signal(signal.SIGTERM, _stop)
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as stopped:
+            by = signal.Signals(*(stopped.args or (signal.SIGINT,)))
+            fail(f"stopped by {by.name}{_STANDS.get(ctx.invoked_subcommand or '', '')}", 128 + by)
 
     # typer's own copies of click's types
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401

@@ -178,7 +178,10 @@ def train_all(plans: Sequence[TierPlan], advance: Progress) -> dict[TierPlan, Ti
             while waiting and len(running) < together:
                 number, plan = waiting.pop(0)
                 running[number] = context.Process(target=train_tier, args=(number, plan, reports))
+                # A terminal's Ctrl-C is for the command, which ends the process: that inherits the mask.
+                signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
                 running[number].start()
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
             try:
                 number, step, loss, result = reports.get(timeout=_WAIT_S)
             except queue.Empty:
@@ -208,9 +211,6 @@ def train_tier(number: int, plan: TierPlan, reports: Any) -> None:  # noqa: ANN4
     No daemon, for its loaders are processes, too, so it ends with the command by itself.
     """
     die_with_parent()
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # a terminal's Ctrl-C is for the command, which ends this process
     try:
         task = task_of(plan.adapter, plan.data)
         result: Any = train(task, plan, lambda _, step, loss: reports.put((number, step, loss, None)))

@@ -51,7 +51,7 @@ def train(  # noqa: PLR0913, PLR0917 - options of a command line
 
     Example: torchperf train -o weights --models detector --tiers fast
 
-    Exit status: 0 done, 1 ended before the end, 2 input that cannot be used.
+    Exit status: 0 done, 1 it failed, 2 input that cannot be used, 130 after Ctrl-C.
     """
     shell.need("plotly", "jinja2")
     if (log is None) != (labels is None):
@@ -93,8 +93,6 @@ def train(  # noqa: PLR0913, PLR0917 - options of a command line
         with shell.progress_bars() as bars:
             follow = {plan: shell.follow(bars, f"{plan.model} {plan.tier}") for plan in plans}
             results = train_all(plans, lambda plan, step, _: follow[plan](step, plan.steps))
-    except KeyboardInterrupt:
-        shell.fail("ended; the same command goes on where it was", status=1)
     except TrainingFailed as error:
         shell.fail(str(error), status=1)
     try:

@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -39,6 +40,8 @@ class CompileProcess:
     Attributes:
         news: descriptor that is readable when there is a message, or it has ended.
         pid: of the process, which leads a group of its own (compilers spawn compilers).
+
+    Its `TMPDIR` is a folder of its own, which goes when it is closed.
     """
 
     def __init__(
@@ -59,6 +62,8 @@ class CompileProcess:
         self._buffer = self._printed = b""
         self._capturing, self._cache = "", open_cache(job.get("cache_dir", ""), 0)
         job_json = _line({**job, "background": background})
+        # Killed, compilers leave their files.
+        self._folder = tempfile.TemporaryDirectory(prefix="torchperf_", ignore_cleanup_errors=True)
         self._name = job.get("does", module).rpartition(".")[2].rpartition("_")[0]
         self.news, theirs = os.pipe()
         try:
@@ -69,6 +74,7 @@ class CompileProcess:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                env={**os.environ, "TMPDIR": self._folder.name},
             )
         except OSError:
             os.close(self.news)
@@ -150,8 +156,8 @@ class CompileProcess:
         if code == 0:
             return ""
         self._take_output()  # what it printed since
-        reported = self._printed.decode(errors="replace")
-        return f"the {self._name} process ended by {how_it_ended(code)}\n{reported}".strip()
+        printed = self._printed.decode(errors="replace")
+        return f"the {self._name} process ended by {how_it_ended(code)}\n{printed}".strip()
 
     def died_capturing(self) -> bool:
         """Whether it has died by itself while it captured a model, and that is kept: the next may go on."""
@@ -183,6 +189,7 @@ class CompileProcess:
         self._close_input()
         self._process.stdout.close()
         os.close(self.news)
+        self._folder.cleanup()
 
 
 def _line(job: dict[str, Any]) -> bytes:

@@ -1,12 +1,15 @@
 """Folders of compiled packages, keyed by their sources and bounded, and of what torch's compilers keep."""
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
 import re
 import shutil
+import tempfile
 import time
+import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +17,7 @@ from typing import IO
 
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.settings.build_options import PACKAGE_SUFFIXES
-from torchperf_ros.settings.files import exposed, make_private, user_folder
+from torchperf_ros.settings.files import exposed, make_private, replace_file, user_folder
 from torchperf_ros.workers.package_manifest import (
     EngineChoice,
     Identity,
@@ -27,16 +30,25 @@ from torchperf_ros.workers.package_manifest import (
 )
 
 _MIB = 1 << 20
-_A_MOMENT_S = 60.0
 _FORGOTTEN_S = 90 * 86_400.0
 _CHOICE = ".choice"
 # What is known of capturing a model: why it failed, and that a process has died of it. Files of earlier versions
 # have a process's number before the latter suffix; they are no deaths.
 _CAPTURE_FAILED, _DEATH = ".uncapturable", ".capturing"
+# What the system, compilers and libraries write about a disk that takes no more, and about one of others.
+_FULL = (
+    *map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)),
+    *("File size limit exceeded", "file write failed", "Protobuf serialization failed"),
+)
+_DENIED = tuple(map(os.strerror, (errno.EACCES, errno.EROFS)))
 _UNQUOTED = re.compile(r"[\w/.+,:@%=~-]*")
 
 # The environment's name of the folder in which torch's compilers keep what they have compiled.
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+
+
+class NoRoom(ConfigError):
+    """What is compiled cannot be written: no disk space, a quota, a folder that is not to be written."""
 
 
 @dataclass(frozen=True)
@@ -84,9 +96,7 @@ class PackageCache:
         return read_choice(path)
 
     def keep_choice(self, identity: Identity, choice: EngineChoice) -> None:
-        part = self.folder / f"{identity.key}.{os.getpid()}.part{_CHOICE}"
-        part.write_text(choice.to_json(), encoding="utf-8")
-        part.rename(self.folder / f"{identity.key}{_CHOICE}")
+        replace_file(self.folder / f"{identity.key}{_CHOICE}", choice.to_json().encode())
 
     def uncapturable(self, of: str = "*") -> dict[str, str]:
         """Keys of models of which no CUDA graph can be captured, and why."""
@@ -131,7 +141,7 @@ class PackageCache:
     def building(self, identity: Identity, what: str = "package") -> Iterator[None]:
         """Context in which no other process builds the same `what`.
 
-        It waits, and finds it done; or a `ConfigError`.
+        It waits, and finds it done; or a `NoRoom`.
         """
         try:
             make_private(self.folder)
@@ -139,7 +149,7 @@ class PackageCache:
             # waits for
             lock = (self.folder / f"{what}-{identity.key[:2]}.lock").open("w", encoding="utf-8")
         except OSError as error:
-            raise self._not_writable(error) from error
+            raise self._no_room(str(error)) from error
         with lock:
             self.check_private()
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -150,8 +160,9 @@ class PackageCache:
         """Every package in the folder, the most recently used first."""
         found = []
         files = self.folder.iterdir() if self.folder.is_dir() else ()
-        packages = (path for path in files if path.suffix in PACKAGE_SUFFIXES.values())
-        for path in (path for path in packages if ".part." not in path.name):
+        for path in (
+            one for one in files if one.suffix in PACKAGE_SUFFIXES.values() and ".part." not in one.name
+        ):
             with contextlib.suppress(FileNotFoundError):  # removed by another process meanwhile
                 found.append(_entry(path))
         return sorted(found, key=lambda entry: -entry.used_s)
@@ -175,37 +186,47 @@ class PackageCache:
     def remove_abandoned(self) -> int:
         """Remove what interrupted builds left half-written; returns the bytes that this freed.
 
-        The process that writes such a file holds the lock of its key, see `building`; a choice is written within a
-        moment.
+        The process that writes such a file holds the lock of its key, see `building`.
         """
         freed = 0
         for path in self.folder.glob("*.part.*"):
-            with contextlib.ExitStack() as held, contextlib.suppress(OSError):  # also: the lock is held
-                status = path.stat()
-                if path.suffix != _CHOICE:
-                    of_key = self.folder / f"package-{path.name[:2]}.lock"
-                    lock = held.enter_context(of_key.open("w", encoding="utf-8"))
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                elif time.time() - status.st_mtime < _A_MOMENT_S:
-                    continue
+            of_key = self.folder / f"package-{path.name[:2]}.lock"
+            with contextlib.suppress(OSError), of_key.open("w", encoding="utf-8") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # it is held where one writes
+                size_bytes = path.stat().st_size
                 path.unlink()
-                freed += status.st_size
+                freed += size_bytes
         return freed
 
     def remove(self, package: Path) -> None:
         """Remove one package, the manifest first, so that no process takes half of it for whole.
 
-        Or raise `ConfigError`.
+        Or raise `NoRoom`.
         """
         try:
             for path in (manifest_path(package), package):
                 path.unlink(missing_ok=True)
         except OSError as error:
-            raise self._not_writable(error) from error
+            raise self._no_room(str(error)) from error
 
-    def _not_writable(self, error: OSError) -> ConfigError:
-        why = f"{self.folder} cannot be written: {error.strerror}; it has to be your own folder"
-        return ConfigError(f"parameter cache_dir: {why}")
+    def check_room(self, error: BaseException) -> None:
+        """Raise a `NoRoom` where an error, or a compiler in it, says that a disk cannot be written."""
+        for line in "".join(traceback.format_exception(error)).splitlines():
+            is_ours = str(self.folder) in line or tempfile.gettempdir() in line
+            if any(why in line for why in (*_FULL, *(_DENIED if is_ours else ()))):
+                raise self._no_room(line.strip()) from error
+
+    def _no_room(self, why: str) -> NoRoom:
+        """The error, with the folders and what is free there."""
+        free = ", ".join(
+            f"{shutil.disk_usage(next(filter(Path.exists, (folder, *folder.parents)))).free // _MIB:,} MiB"
+            f" in {folder}"
+            for folder in (self.folder, Path(tempfile.gettempdir()))
+        )
+        return NoRoom(
+            f"parameter cache_dir: {self.folder} (or TMPDIR) cannot be written: {why}; free are {free}: make"
+            " room (`torchperf cache --remove all` makes some), or name folders of your own"
+        )
 
 
 def _entry(path: Path) -> CachedPackage:
@@ -220,8 +241,10 @@ def _entry(path: Path) -> CachedPackage:
 
 def open_cache(cache_dir: str, cache_mib: int) -> PackageCache:
     """The cache of the parameters of this name, by default `torchperf_ros` in XDG_CACHE_HOME or ~/.cache."""
-    folder = Path(cache_dir).expanduser() if cache_dir else user_folder("XDG_CACHE_HOME", ".cache")
-    return PackageCache(folder, cache_mib * _MIB)
+    return PackageCache(
+        Path(cache_dir).expanduser() if cache_dir else user_folder("XDG_CACHE_HOME", ".cache"),
+        cache_mib * _MIB,
+    )
 
 
 def package_folders(cache_dir: str, package_dirs: Iterable[str], packages: Iterable[str]) -> list[str]:
@@ -229,8 +252,11 @@ def package_folders(cache_dir: str, package_dirs: Iterable[str], packages: Itera
 
     The parameters' folders, and those of named packages.
     """
-    named = [Path(package).parent for package in packages if package]
-    folders = [open_cache(cache_dir, 0).folder, *(Path(name).expanduser() for name in package_dirs), *named]
+    folders = [
+        open_cache(cache_dir, 0).folder,
+        *(Path(name).expanduser() for name in package_dirs),
+        *(Path(package).parent for package in packages if package),
+    ]
     return list(dict.fromkeys(str(folder.resolve()) for folder in folders))
 
 
@@ -313,7 +339,7 @@ def use_compiler_cache(cache_dir: str, limit_bytes: int) -> IO[str] | None:
 
     Returns:
         A lock to hold open for as long as the process compiles; None where the folder cannot be written: torch then
-        uses its own.
+        has one for this process. Its own default may be another user's, who would choose what is run.
 
     Raises:
         ConfigError: others can write it; what lies there is native code.
@@ -325,12 +351,10 @@ def use_compiler_cache(cache_dir: str, limit_bytes: int) -> IO[str] | None:
         make_private(folder)
         lock = folder.with_name(f"{folder.name}.lock").open("w", encoding="utf-8")
     except OSError:
+        compile_in(tempfile.mkdtemp(prefix="torchperf_"))
         return None
     if not os.environ.get(VARIABLE) and _size_bytes(folder) > limit_bytes:
-        # Where another process compiles, the next one to start alone empties it.
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
+        _empty(folder, lock)
     fcntl.flock(lock, fcntl.LOCK_SH)
     compile_in(folder)
     return lock
@@ -346,12 +370,15 @@ def clear_compiler_cache(cache_dir: str) -> int:
         return 0
     size_bytes = _size_bytes(folder)
     with folder.with_name(f"{folder.name}.lock").open("w", encoding="utf-8") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return 0
+        _empty(folder, lock)
+    return size_bytes - _size_bytes(folder)
+
+
+def _empty(folder: Path, lock: IO[str]) -> None:
+    """Remove what compilers keep; where another process compiles, the next one to start alone does so."""
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         shutil.rmtree(folder, ignore_errors=True)
-    return size_bytes
 
 
 def _size_bytes(folder: Path) -> int:

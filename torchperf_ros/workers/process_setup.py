@@ -196,8 +196,7 @@ def is_ending(pid: int) -> bool:
         return True
     except OSError:  # this process has no descriptor left to look with
         return False
-    flags = int(stat.rpartition(b")")[2].split()[_FLAGS])
-    return bool(flags & _PF_EXITING)
+    return bool(int(stat.rpartition(b")")[2].split()[_FLAGS]) & _PF_EXITING)
 
 
 def is_readable(descriptor: int, seconds: float) -> bool:

@@ -55,8 +55,9 @@ class ResultArea:
     """
 
     def __init__(self, fd: int, *, writable: bool) -> None:
-        size = os.fstat(fd).st_size
-        self._map = mmap.mmap(fd, size, prot=mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0))
+        self._map = mmap.mmap(
+            fd, os.fstat(fd).st_size, prot=mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+        )
         self._view = memoryview(self._map)
         self._words = self._view[:_RESULT].cast("Q")
         self.room = int(self._words[_ROOM])

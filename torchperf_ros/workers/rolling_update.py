@@ -136,8 +136,9 @@ class Renewal:
             if self.outcome:
                 return None
             wanted = self.kit(candidate=True).number
-        old = (w for w in reversed(workers) if w is not None and w.usable and w.generation < wanted)
-        return next(old, None)
+        return next(
+            (w for w in reversed(workers) if w is not None and w.usable and w.generation < wanted), None
+        )
 
     def has_settled(self, candidate: WorkerProcess, now_ns: int) -> bool:
         return (

@@ -340,8 +340,9 @@ def drive_picture(state: DriveState, width: int, height: int) -> RenderableType:
         (words, "grey62"), ("━" * done, "green3"), ("━" * (_PROGRESS_CELLS - done), "grey23")
     )
     injected = Text(f" {len(state.injections)} faults injected ", "orchid1") if state.injections else None
-    waits = ["starting the node and its workers"]
-    return node_picture(state, width, height, ends(title, progress, width), waits, injected)
+    return node_picture(
+        state, width, height, ends(title, progress, width), ["starting the node and its workers"], injected
+    )
 
 
 def drive_line(node: NodeState) -> str:

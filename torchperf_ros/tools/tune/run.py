@@ -43,7 +43,6 @@ from torchperf_ros.tools.tune.trial import (
 )
 from torchperf_ros.workers.package_cache import open_cache
 
-_INTERRUPTED = 130
 _BY_USER = "Ctrl-C"
 _HEADS = (
     *(">#", "candidate", ">p50 ms", ">p99 ms", ">max ms", ">gain", ">start s", ">compile s", ">pays after"),
@@ -90,18 +89,19 @@ def _tune(target: Target, options: TuneOptions, processes: TrialProcesses, conso
         _show_not_tried(facts.left_out, console)
         return 0
     search, cut = TuneSearch(target, facts, options, state, console, processes, started_s), ""
+    stopped: KeyboardInterrupt | None = None
     try:
         search.run(space)
         cut = f"no time left of --minutes {options.minutes:g}" if search.out_of_time else ""
-    except KeyboardInterrupt:
-        cut = _BY_USER
+    except KeyboardInterrupt as by_user:
+        stopped, cut = by_user, _BY_USER
     rankings = {tier: search.ranking(tier) for tier in target.tiers}
     not_tried = {**facts.left_out, **space.skipped}
     not_tried |= {f"{tier}: {candidate.label}": cut for tier, candidate in search.untried(space)}
     _report(target, facts, options, rankings, not_tried, cut, console)
     best = rankings[target.tiers[0]].best
-    if cut == _BY_USER:
-        return _INTERRUPTED
+    if stopped:
+        raise stopped
     return 0 if best is not None and best.group is Group.FITS else 1
 
 

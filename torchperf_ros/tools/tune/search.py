@@ -11,7 +11,6 @@ import hashlib
 import itertools
 import json
 import re
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -220,8 +219,8 @@ class TrialProcesses:
     def __init__(self, job: dict[str, Any]) -> None:
         self._job = job
         self._ready: dict[str, str] = {}
-        self._shared: _TrialProcess | None = None
-        self._spare: _TrialProcess | None = None
+        self._shared: CompileProcess | None = None
+        self._spare: CompileProcess | None = None
         self.started = 0
 
     def keep_spare(self, tier: str, cores: int) -> None:
@@ -253,7 +252,7 @@ class TrialProcesses:
         return answer
 
     def _answer(
-        self, process: "_TrialProcess", job: dict[str, Any], timeout_s: float, says: Callable[[str], None]
+        self, process: CompileProcess, job: dict[str, Any], timeout_s: float, says: Callable[[str], None]
     ) -> dict[str, Any]:
         doing = "starting"
         says(doing)
@@ -277,9 +276,11 @@ class TrialProcesses:
             self._hold_spare(False)
         return {"kind": TrialOutcome.CRASHED, "text": f"while {doing}: {reason}"}
 
-    def _start(self, **ready: str) -> "_TrialProcess":
+    def _start(self, **ready: str) -> CompileProcess:
         self.started += 1
-        return _TrialProcess({**self._job, **ready})
+        # What compilers keep on disk goes with it: compile seconds are those of a first time.
+        own = {"tiers": [], "does": _DOES, "fresh": True, "started_ns": time.monotonic_ns()}
+        return CompileProcess({**self._job, **ready, **own}, background=False, takes_more=True)
 
     def _hold_spare(self, held: bool) -> None:
         if self._spare is not None:
@@ -290,22 +291,6 @@ class TrialProcesses:
             if process is not None:
                 process.close()
         self._shared = self._spare = None
-
-
-class _TrialProcess(CompileProcess):
-    """One of them, with a folder of its own.
-
-    What its compilers keep on disk goes with it: compile seconds are those of a first time.
-    """
-
-    def __init__(self, job: dict[str, Any]) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="torchperf_", ignore_cleanup_errors=True)
-        own = {"tiers": [], "does": _DOES, "folder": self._folder.name, "started_ns": time.monotonic_ns()}
-        super().__init__({**job, **own}, background=False, takes_more=True)
-
-    def close(self) -> None:
-        super().close()
-        self._folder.cleanup()
 
 
 _FIRST_TIER_SHARE = 0.75
@@ -572,6 +557,8 @@ class TuneSearch:
         kind, took_s = message["kind"], time.monotonic() - started_s
         if kind == TrialOutcome.HUNG and timeout_s < self._options.timeout_s:
             return None
+        if message.get("no_room"):  # which says nothing about the candidate
+            raise ConfigError(message["text"])
         if kind == "trial":
             figures = from_json(TrialFigures, message["figures"]) if message["figures"] else None
             outcome, reason = message["outcome"], message["reason"]

@@ -19,6 +19,8 @@ _FEW = 4
 _NOISE_OF_FEW = 0.10
 _LEAST_NOISE = 0.02
 _TIE = 0.05
+# Where eager's p99 is more times its p50, stalls of the machine are in it.
+_STALLED = 2.0
 # Between replays of a graph a GPU's medians differ by less than those of a CPU that others use, too.
 _TIE_ON_CUDA = 0.02
 # How much slower than the best a short look may find a candidate that is then measured at length.
@@ -300,6 +302,8 @@ class Ranking:
         ends = (relative[0], relative[0], relative[-1])
         low, middle, high = ends if are_few else statistics.quantiles(relative, n=4)
         self.noise = max(least_noise, _NOISE_OF_FEW if are_few else _LEAST_NOISE, (high - low) / middle)
+        # A stall of the machine takes as long of a call of 0.1 ms as of one of 10 ms.
+        self._stall_ms = max(high - low, middle - _STALLED) * self.eager_ms
         self._limits, self._cuda, self._tie = limits, cuda, _TIE_ON_CUDA if cuda else _TIE
         found = sorted(
             map(self._standing, trials), key=lambda s: (s.group, s.p99_ms, s.trial.candidate.changes)
@@ -312,9 +316,13 @@ class Ranking:
     def is_faster(self, one: RankedTrial, other: RankedTrial) -> bool:
         """Whether one's p99 is smaller beyond the noise, or equal and its p50 smaller by more than a tie."""
         first, second = sorted((one.p99_ms, other.p99_ms))
-        if first * (1 + self.noise) < second:
+        if self._as_good_ms(first) < second:
             return one.p99_ms == first
         return one.p50_ms * (1 + self._tie) < other.p50_ms
+
+    def _as_good_ms(self, p99_ms: float) -> float:
+        """Up to where another p99 is no larger beyond the noise."""
+        return p99_ms + max(self.noise * p99_ms, self._stall_ms)
 
     def best_of(self, *, compiled: bool | None = None) -> RankedTrial | None:
         """The best of all, of those in a compiled engine, or of those that run the model itself.
@@ -331,7 +339,7 @@ class Ranking:
         if sure and any(s.is_judged for s in self.standings):
             usable = sure
         first_ms = min(s.p99_ms for s in usable)
-        tied = [s for s in usable if s.p99_ms <= first_ms * (1 + self.noise)]
+        tied = [s for s in usable if s.p99_ms <= self._as_good_ms(first_ms)]
         quickest_ms = min(s.p50_ms for s in tied)
         tied = [s for s in tied if s.p50_ms <= quickest_ms * (1 + self._tie)]
         return min(tied, key=lambda s: (s.trial.candidate.changes, s.p50_ms))

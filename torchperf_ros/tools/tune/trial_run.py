@@ -56,7 +56,7 @@ from torchperf_ros.engines.device import (
 )
 from torchperf_ros.engines.fingerprint import changing_weights, files_hash, identify, tiers_of
 from torchperf_ros.engines.model_transforms import applies
-from torchperf_ros.engines.outputs import described, shapes_of
+from torchperf_ros.engines.outputs import described, drawn, shapes_of, tensors_in
 from torchperf_ros.engines.package import ENGINES, IN_PROCESS, make_runner
 from torchperf_ros.engines.package_build import peak_memory_bytes
 from torchperf_ros.engines.parity import KeptState, Parity, ParityError, check_engine, random_inputs
@@ -79,6 +79,7 @@ from torchperf_ros.tools.tune.trial import (
     TuneCandidate,
 )
 from torchperf_ros.workers.control import from_json
+from torchperf_ros.workers.package_cache import open_cache
 from torchperf_ros.workers.package_manifest import file_sha256
 
 _LOOKED = (5, 2000)  # samples at least, at most: of a first look
@@ -168,6 +169,7 @@ class TrialBench:
         # The compiler's boundary: what it cannot take is refused with the reason. What is left of the attempt here,
         # a capture that never ends among it, must not be in the way of the next.
         except Exception as error:
+            open_cache("", 0).check_room(error)
             reason, goes_on = one_line(error), False
         outcome = TrialOutcome.REFUSED if figures is None else TrialOutcome.MEASURED
         return {
@@ -285,7 +287,12 @@ def load_tier(job: Mapping[str, Any], threads: int) -> TierModel:
         axes_of(dims, shapes_of(example))
     kept, what = KeptState(model), f"adapter {job['adapter']!r}, tier {name!r}"
     with _named(f"{what}: the model raises on its own example inputs"), torch.inference_mode():
-        model(*example)
+        given = drawn(model(*example))
+    if not list(tensors_in(given)):
+        raise AdapterError(
+            f"{what}: the model returns {described(given)}, in which there is no tensor: no candidate can be"
+            " compared with eager"
+        )
     kept.restore()
     return TierModel(
         model,
