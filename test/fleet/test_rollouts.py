@@ -274,7 +274,7 @@ def test_given_another_file_is_named_meanwhile_when_a_trial_is_rolled_back_then_
     if named == "after the look":
         files.append(tmp_path / "8")
     if trial.ends(source, wish):
-        source.rolled_back(trial.over)
+        source.rolled_back(trial.over, trial.candidate)
     assert trial.over == "refused: it publishes B"
     expected = ("", "7: refused: it publishes B") if named == "never" else ("8", "")
     assert (source.wish().beside, source.wish().why) == expected
@@ -480,7 +480,8 @@ def test_given_a_candidate_whose_memory_grows_when_a_minute_ends_then_it_is_out_
     source.rolled_back(broken)
     assert (source.wish().serve, source.wish().why) == ("base", f"version 7 was rolled back here: {broken}")
     brought = read_records(record_files([desk.folder]))
-    assert brought.events[-1]["reason"] == broken
+    last = brought.events[-1]
+    assert (last["reason"], last["stage"], last["rollout"]) == (broken, "perception", NAME)
     assert brought.blocks["memory_mib_per_h"].tolist() == [59.0, 75.0]
 
 

@@ -97,7 +97,7 @@ def shadow(stage):
 def test_given_a_shadow_when_frames_are_answered_then_it_has_the_same_and_publishes_nothing(stage, shadow):
     published = len(stage.published)
     answer, pair = ask_both(stage, shadow, x=3.0)
-    assert (pair.outcome, pair.both, pair.late) == (Outcome.ON_TIME, True, False)
+    assert (pair.outcome, pair.payload is not None, pair.late) == (Outcome.ON_TIME, True, False)
     assert (pair.answer is answer, pair.steps_ms > 0) == (True, True)
     assert x_of(pair.payload) == x_of(answer.payload) + SHIFT
     assert len(stage.published) == published + 1
@@ -117,7 +117,7 @@ def test_given_a_shadow_that_fails_or_dies_then_the_stage_serves_on_and_the_pair
     assert (answer.outcome, pair.outcome) == (Outcome.ON_TIME, Outcome.CRASHED)
     assert stage.counters.late_results == stage.actor.pool.restarts == 0
     wait_until(lambda: shadow.deaths == 1 and shadow.pool.ready, lambda: shadow.pool.progress)
-    assert ask_both(stage, shadow)[1].both
+    assert ask_both(stage, shadow)[1].payload is not None
 
 
 def test_given_frames_one_after_the_other_then_the_shadow_skips_what_has_no_slack_and_observes_it(
@@ -137,9 +137,9 @@ def test_given_a_frame_while_the_shadow_runs_another_then_the_time_of_that_one_s
         wait_until(lambda: shadow.is_running, lambda: "the shadow's run")
         stage.ask()
     pair = pair_of(stage, shadow, first)
-    assert (pair.both, pair.disturbed, pair.timed, pair.late) == (True, True, False, False)
+    assert (pair.payload is not None, pair.disturbed, pair.timed, pair.late) == (True, True, False, False)
     _, pair = ask_both(stage, shadow)
-    assert (pair.both, pair.disturbed, pair.timed) == (True, False, True)
+    assert (pair.payload is not None, pair.disturbed, pair.timed) == (True, False, True)
 
 
 def test_given_a_frame_that_ends_its_runner_then_the_shadow_does_not_get_it_and_knows_of_the_gap(
@@ -150,7 +150,7 @@ def test_given_a_frame_that_ends_its_runner_then_the_shadow_does_not_get_it_and_
     deadly = stage.ask({"do": "os_exit"})
     assert deadly.outcome is Outcome.CRASHED
     wait_until(lambda: stage.actor.pool.ready, lambda: stage.actor.pool.progress)
-    assert ask_both(stage, shadow)[1].both
+    assert ask_both(stage, shadow)[1].payload is not None
     assert (shadow.deaths, stage.notes("missed", pid)) == (0, [1])
 
 
@@ -161,7 +161,7 @@ def test_given_an_exchange_when_frames_come_then_the_other_version_serves_at_onc
     exchange(stage, "new")
     answer, pair = ask_both(stage, shadow, x=3.0)
     assert (answer.outcome, x_of(answer.payload)) == (Outcome.ON_TIME, before + SHIFT)
-    assert (pair.both, x_of(pair.payload)) == (True, before)  # the old one stays warm
+    assert (pair.payload is not None, x_of(pair.payload)) == (True, before)  # the old one stays warm
     stage.reconfigure(budget_ms=4000.0)
     assert stage.actor.config.adapter.endswith("Shifted")
     assert stage.ask().budget_ms == 4000.0
@@ -264,7 +264,7 @@ def test_given_a_pool_that_is_about_to_tell_of_a_death_when_an_exchange_is_due_t
 
     def runs_a_frame():
         stage.ask()  # where the machine is busy, the shadow skips some
-        return [pair for pair in shadow.take_pairs() if pair.both]
+        return [pair for pair in shadow.take_pairs() if pair.payload is not None]
 
     wait_until(runs_a_frame, lambda: "the shadow runs frames")
 
@@ -463,7 +463,7 @@ def test_given_a_stage_that_is_off_when_frames_come_then_no_version_runs_or_obse
         assert (answer.outcome, answer.length > 0) == (Outcome.BAD_INPUT, True)
     stage.actor.actions.off = False
     _, pair = ask_both(stage, shadow)
-    assert pair.both
+    assert pair.payload is not None
     assert [len(stage.notes("preprocessed", pid)) for pid in pids] == [2, 2]
     assert [stage.notes("missed", pid) for pid in pids] == [[3], [3]]
 

@@ -8,18 +8,33 @@ import hashlib
 import os
 import re
 import signal
+import tempfile
 import tracemalloc
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
 
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from test.settings.test_files import MIB
 from torchperf_ros.api.errors import ConfigError
-from torchperf_ros.fleet.plan import RolloutStep, bucket_percent
+from torchperf_ros.fleet.plan import PlanError, RolloutStep, bucket_percent
 from torchperf_ros.fleet.records import read_records, record_files
-from torchperf_ros.fleet.vehicle import STATE_FILE, Role, RolloutStateError, VehicleRollout, load_state
+from torchperf_ros.fleet.signature import read_public_key, read_signed
+from torchperf_ros.fleet.vehicle import (
+    STATE_FILE,
+    Role,
+    RolloutStateError,
+    VehicleRollout,
+    Version,
+    load_state,
+)
 
-from .conftest import EARLY, LATE, NOW, minute, plan_with, serving
+from .conftest import EARLY, LATE, NOW, Desk, minute, plan_with, serving
 
 
 def begun(vehicle):
@@ -88,22 +103,6 @@ def test_given_a_probation_when_served_then_the_candidate_is_good_and_comes_up_a
     assert (decision.role, decision.serve.name, decision.beside) == (Role.NONE, "7", None)
 
 
-def test_given_two_stages_with_one_version_name_when_they_serve_then_each_line_names_its_stage_and_roll_out(
-    desk,
-):
-    for stage in ("perception", "planning"):
-        plan = desk.publish(serving(stage=stage, name=f"{stage}-7"))
-        facts = {"vehicle": EARLY}
-        one = VehicleRollout(
-            desk.folder / stage, facts, desk.public, desk.plan_path, stage, lambda: desk.now
-        )
-        one.look()
-        one.rolled_back("x")
-        one.stops()
-        brought = read_records(record_files([desk.folder])).of_plan(plan)
-        assert [(event["stage"], event["rollout"]) for event in brought.events] == [(stage, f"{stage}-7")]
-
-
 def test_given_a_broken_guard_when_rolled_back_then_the_version_stays_out_also_under_a_new_serial(desk):
     plan = desk.publish(serving())
     vehicle = served(desk.vehicle())
@@ -146,6 +145,61 @@ def test_given_the_owner_rolls_back_when_a_vehicle_looks_then_it_goes_back_from_
     decision = tried.look()
     assert (decision.serve.name, tried.state.trial, "revoked" in decision.why) == ("base", "", True)
     assert good.running.name == "base"
+
+
+@pytest.mark.parametrize("days", [-4000, 40, 4000])
+@pytest.mark.parametrize(
+    "changes", [{"state": "rolled_back"}, {"revoked": ("7",)}, {"version": "8", "revoked": ("7",)}]
+)
+def test_given_a_plan_that_takes_back_when_clocks_are_wrong_or_it_comes_late_then_it_is_obeyed_all_the_same(
+    desk, days, changes
+):
+    plan = desk.publish(serving())
+    served(desk.vehicle())
+    desk.publish(replace(plan, serial=plan.serial + 1, issued=NOW + datetime.timedelta(days=1), **changes))
+    desk.now = NOW + datetime.timedelta(days=days)
+    assert desk.vehicle().look().serve.name == "base"
+    desk.plan_path.unlink()
+    assert desk.vehicle().running.name == "base"
+
+
+def test_given_a_version_that_was_revoked_before_it_came_here_when_a_plan_has_it_then_only_again_brings_it(
+    desk,
+):
+    plan = desk.publish(serving().rolled_back(NOW))
+    assert desk.vehicle().look().role is Role.NONE
+    later = desk.publish(replace(serving(), serial=plan.serial + 1))
+    assert desk.vehicle().look().why.endswith(f"revoked by serial {plan.serial}")
+    desk.publish(replace(later, serial=plan.serial + 2, again=("7",)))
+    assert desk.vehicle().look().role is Role.SERVING
+
+
+@pytest.mark.parametrize("bring", [begun, served])
+def test_given_a_version_that_ran_when_a_plan_has_other_parameters_for_it_then_it_needs_another_name(
+    desk, bring
+):
+    plan = desk.publish(serving(probation_min=1.0 if bring is served else 5.0))
+    bring(desk.vehicle()).minute(minute())
+    other = replace(plan, serial=plan.serial + 1, candidate={"engine": "compile"})
+    desk.publish(other)
+    decision = desk.vehicle().look()
+    assert (decision.serve.parameters, decision.plan) == (plan.candidate, plan)
+    assert "has another candidate, or other files" in decision.problem
+    desk.publish(replace(other, version="8"))
+    assert desk.vehicle().look().serve.name == "8"
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_given_another_plan_or_none_by_now_when_a_version_is_rolled_back_then_it_stays_out_and_no_other(
+    desk, ended
+):
+    plan = desk.publish(serving())
+    vehicle = served(desk.vehicle())
+    desk.publish(replace(plan, serial=plan.serial + 1, version="8"))
+    desk.now = plan.expires + datetime.timedelta(days=1) if ended else NOW
+    vehicle.look()
+    assert vehicle.rolled_back("worker_deaths 2", "7").serve.name == "base"
+    assert vehicle.state.barred == {"7": "worker_deaths 2"}
 
 
 def test_given_a_hold_when_vehicles_look_then_those_that_began_go_on_and_no_other_begins(desk):
@@ -242,42 +296,37 @@ def published(desk):
     desk.publish(serving(files={"a.pt2": sum_of(b"abc")}))
 
 
-@pytest.mark.usefixtures("published")
-@pytest.mark.parametrize("name", ["plan.json", "a.pt2", STATE_FILE, "key.pub"])
-def test_given_a_fifo_where_a_file_is_looked_for_when_it_looks_then_it_goes_on_at_once_and_says_so(
-    desk, name
-):
-    """`read_bounded` and `open_regular` are tested with everything that is no file; here, their use."""
-    vehicle = desk.vehicle()
-    assert vehicle.look().role is Role.SERVING
-    path = desk.folder / (EARLY if name == STATE_FILE else "") / name
-    path.unlink()
-    os.mkfifo(path)
-    if name == "key.pub":
-        with pytest.raises(ConfigError, match="key.pub: cannot be read .is a FIFO and no file"):
-            desk.vehicle()
-        return
-    decision = (desk.vehicle() if name == STATE_FILE else vehicle).look()
-    assert re.search(f"{name}: cannot be read.*is a FIFO and no file", f"{decision.problem} {decision.why}")
-    assert decision.role is {"plan.json": Role.SERVING}.get(name, Role.NONE)
+CHANGES = {
+    "a fifo": lambda path: (path.unlink(), os.mkfifo(path)),
+    "too large": lambda path: os.truncate(path, 64 * MIB),
+    "of others": lambda path: path.chmod(0o666),
+}
 
 
 @pytest.mark.usefixtures("published")
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("change", "name", "said"),
     [
-        ("plan.json", "cannot be read: has more than 1,048,576 bytes; the last accepted plan"),
-        ("a.pt2", "and the plan says"),  # packages are large
-        (STATE_FILE, "has more than 16,777,216 bytes"),
-        ("key.pub", "cannot be read (has more than 1,048,576 bytes)"),
+        ("a fifo", "plan.json", "plan.json: cannot be read: is a FIFO and no file"),
+        ("a fifo", "a.pt2", "a.pt2: cannot be read (is a FIFO and no file)"),
+        ("a fifo", STATE_FILE, "cannot be read: is a FIFO and no file"),
+        ("a fifo", "key.pub", "key.pub: cannot be read (is a FIFO and no file)"),
+        ("too large", "plan.json", "cannot be read: has more than 1,048,576 bytes; the last accepted plan"),
+        ("too large", "a.pt2", "and the plan says"),  # packages are large
+        ("too large", STATE_FILE, "has more than 16,777,216 bytes"),
+        ("too large", "key.pub", "cannot be read (has more than 1,048,576 bytes)"),
+        ("of others", "plan.json", "plan.json (mode 0666)"),
+        ("of others", "a.pt2", "a.pt2 (mode 0666)"),
+        ("of others", "key.pub", "key.pub (mode 0666)"),
     ],
 )
-def test_given_a_file_that_is_too_large_when_it_looks_then_it_says_so_and_does_not_hold_it_in_memory(
-    desk, name, said
+def test_given_a_file_that_is_none_or_too_large_or_of_others_when_it_looks_then_it_says_so_at_once_and_holds_little(
+    desk, change, name, said
 ):
+    """`read_bounded` and `open_regular` are tested with everything that is no file; here, their use."""
     vehicle = desk.vehicle()
-    vehicle.look()
-    os.truncate(desk.folder / (EARLY if name == STATE_FILE else "") / name, 64 * MIB)
+    assert vehicle.look().role is Role.SERVING
+    CHANGES[change](desk.folder / (EARLY if name == STATE_FILE else "") / name)
     tracemalloc.start()
     try:
         if name == "key.pub":
@@ -290,25 +339,6 @@ def test_given_a_file_that_is_too_large_when_it_looks_then_it_says_so_and_does_n
         assert tracemalloc.get_traced_memory()[1] < 40 * MIB
     finally:
         tracemalloc.stop()
-
-
-@pytest.mark.usefixtures("published")
-@pytest.mark.parametrize("name", ["plan.json", "a.pt2", "key.pub"])
-def test_given_a_file_that_others_can_change_when_it_looks_then_it_is_not_taken_and_the_mode_is_named(
-    desk, name
-):
-    (desk.folder / name).chmod(0o666)
-    said = f"others can write {desk.folder / name} (mode 0666)"
-    if name == "key.pub":
-        with pytest.raises(ConfigError) as error:
-            desk.vehicle()
-        assert f"key {desk.public}: is not trusted: {said}" in str(error.value)
-        return
-    decision = desk.vehicle().look()
-    assert decision.role is Role.NONE
-    assert said in (decision.problem if name == "plan.json" else decision.why)
-    (desk.folder / name).chmod(0o644)
-    assert desk.vehicle().look().role is Role.SERVING
 
 
 def other_plan(desk, **changes):
@@ -331,27 +361,6 @@ def test_given_a_folder_that_another_node_uses_when_it_starts_then_it_is_refused
     other_plan(desk).stops()
 
 
-def test_given_a_folder_that_another_process_uses_when_it_starts_then_it_is_refused(desk):
-    desk.publish(serving())
-    reading, writing = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            vehicle = desk.vehicle()
-            os.write(writing, b"!")
-            signal.pause()
-        finally:
-            os._exit(bool(vehicle))
-    assert os.read(reading, 1) == b"!"
-    with pytest.raises(RolloutStateError, match="another node uses it"):
-        desk.vehicle()
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    assert desk.vehicle().look().role is Role.SERVING
-    for end in (reading, writing):
-        os.close(end)
-
-
 def test_given_a_damaged_state_when_it_comes_up_then_it_runs_its_base_keeps_the_file_and_doubts_the_plan(
     desk,
 ):
@@ -364,6 +373,7 @@ def test_given_a_damaged_state_when_it_comes_up_then_it_runs_its_base_keeps_the_
         state.read_bytes()[:-9],
         b"[1]",
         b"\xff",
+        b"[" * 100_000,
         state.read_bytes().replace(b'"good"', b'"god"'),
     ):
         for old in state.parent.glob("state.damaged-*"):
@@ -404,50 +414,33 @@ def test_given_a_plan_that_is_refused_when_looked_at_again_and_again_then_the_re
     assert "is for stage 'planning'" in event["reason"]
 
 
-def fail_writes(monkeypatch, number):
-    monkeypatch.setattr(
-        "os.fsync", lambda handle: (_ for _ in ()).throw(OSError(number, os.strerror(number)))
-    )
+def disk(number=28):
+    """That takes nothing: full (28) or read-only (30); 0: as it is."""
+    error = OSError(number, os.strerror(number)) if number else None
+    return patch("os.fsync", side_effect=error)
 
 
-@pytest.mark.parametrize("number", [28, 30])  # ENOSPC, EROFS
-def test_given_a_disk_that_takes_nothing_when_a_candidate_would_serve_then_nothing_begins(
-    desk, monkeypatch, number
-):
+@pytest.mark.parametrize("number", [28, 30])
+def test_given_a_disk_that_takes_nothing_when_a_candidate_would_serve_then_nothing_begins(desk, number):
     desk.publish(serving())
     vehicle = desk.vehicle()
-    with monkeypatch.context() as patch:
-        fail_writes(patch, number)
+    with disk(number):
         decision = vehicle.look()
-        assert (decision.role, decision.serve.name) == (Role.NONE, "base")
-        assert decision.why == "nothing begins that cannot be remembered"
-        assert os.strerror(number) in decision.problem
-        assert not list((desk.folder / EARLY).glob(".state*"))
+    assert (decision.role, decision.serve.name) == (Role.NONE, "base")
+    assert decision.why == "nothing begins that cannot be remembered"
+    assert os.strerror(number) in decision.problem
+    assert not list((desk.folder / EARLY).glob(".state*"))
     assert vehicle.look().role is Role.SERVING
-    with monkeypatch.context() as patch:
-        fail_writes(patch, number)
-        with pytest.raises(RolloutStateError, match="version 7 does not serve"):
-            vehicle.begins_trial()
+    with disk(number), pytest.raises(RolloutStateError, match="version 7 does not serve"):
+        vehicle.begins_trial()
     vehicle.begins_trial()
-    with monkeypatch.context() as patch:
-        fail_writes(patch, number)
+    with disk(number):
         vehicle.minute(minute())  # good, and after a loss of power the one before it comes up
         assert os.strerror(number) in vehicle.look().problem
         assert desk.vehicle().running.name == "base"
         assert vehicle.rolled_back("miss_ratio").serve.name == "base"
-    assert vehicle.look().problem == ""
+    assert "lines are lost" in vehicle.look().problem
     assert "7" in desk.vehicle().state.barred
-
-
-def test_given_a_candidate_that_takes_the_machine_down_when_cut_off_five_times_then_it_is_not_tried_again(
-    desk,
-):
-    desk.publish(serving())
-    for _ in range(5):
-        vehicle = desk.vehicle()
-        assert vehicle.running.name == "base"
-        begun(vehicle)
-    assert desk.vehicle().look().why == "version 7 was rolled back here: its trial was cut off 5 times"
 
 
 def test_given_one_loss_of_power_when_configure_fails_again_and_again_then_it_counts_once(desk):
@@ -546,3 +539,102 @@ def test_given_a_kill_at_any_system_call_when_it_comes_up_then_one_version_runs_
             break
     assert seen == set(allowed)
     assert number > 30
+
+
+CHANGED = [
+    {},
+    {"again": ("7",)},
+    {"revoked": ("7",)},
+    {"steps": (RolloutStep(0),)},
+    {"state": "held"},
+    {"state": "rolled_back"},
+]
+
+
+class Life(RuleBasedStateMachine):
+    """A vehicle whose plans, clock, disk and power are anything at any time."""
+
+    def __init__(self):
+        super().__init__()
+        self.home = tempfile.TemporaryDirectory()
+        self.desk = Desk(Path(self.home.name))
+        self.plans, self.serial, self.full = (
+            [self.desk.publish(serving(steps=(RolloutStep(100),)))],
+            0,
+            False,
+        )
+        self.vehicle = self.desk.vehicle()
+
+    @rule(
+        version=st.sampled_from("789"),
+        engine=st.sampled_from(["eager", "compile"]),
+        shadow_min=st.sampled_from([0.0, 1.0]),
+        changes=st.sampled_from(CHANGED),
+    )
+    def the_owner_signs(self, version, engine, shadow_min, changes):
+        values = {"version": version, "candidate": {"engine": engine}, "shadow_min": shadow_min} | changes
+        self.plans.append(replace(self.plans[0], serial=self.plans[-1].serial + 1, **values))
+        self.desk.publish(self.plans[-1])
+
+    @rule(which=st.integers(0, 99), length=st.none() | st.integers(0, 2000))
+    def an_older_or_cut_file_comes(self, which, length):
+        self.desk.publish(self.plans[which % len(self.plans)])
+        self.desk.plan_path.write_bytes(self.desk.plan_path.read_bytes()[:length])
+
+    @rule(days=st.sampled_from([-4000, 0, 40, 4000]), full=st.sampled_from([0, 28]))
+    def the_clock_jumps_and_the_disk_is_filled_or_freed(self, days, full):
+        self.desk.now, self.full = NOW + datetime.timedelta(days=days), full
+
+    @rule(orderly=st.booleans())
+    def the_power_goes(self, orderly):
+        with disk(self.full):
+            if orderly:
+                self.vehicle.stops()
+            self.vehicle = self.desk.vehicle()
+
+    @rule(deaths=st.sampled_from([0, 0, 0, 2]))
+    def it_drives_a_minute(self, deaths):
+        found = self.vehicle.decision
+        with disk(self.full), suppress(RolloutStateError):
+            if found.role is Role.SERVING:
+                self.vehicle.begins_trial()
+            if found.role is not Role.NONE and (
+                broken := self.vehicle.minute(minute(found.role.value, found.plan.version, deaths=deaths))
+            ):
+                self.vehicle.rolled_back(broken, found.plan.version)
+
+    @invariant()
+    def what_runs_is_signed_wanted_and_tried(self):
+        with disk(self.full):
+            found = self.vehicle.look()
+        state, plan, running = self.vehicle.state, found.plan, [found.serve, *filter(None, [found.beside])]
+        signed = [Version(one.version, one.candidate, one.files) for one in self.plans]
+        assert all(one == Version() or one in signed for one in running)
+        with suppress(PlanError):
+            there = read_signed(
+                self.desk.plan_path.read_bytes(), read_public_key(self.desk.public), "the plan"
+            )
+            if there.serial >= state.serial:
+                assert not {one.name for one in running} & {*there.taken_back}
+        assert not {one.name for one in running} & state.barred.keys()
+        if found.role is Role.NONE:
+            assert found.serve in [Version(), *state.good]
+        else:
+            assert plan in self.plans and plan.share and self.desk.now <= plan.expires  # noqa: PT018
+            served_s = state.shadow_s.get(plan.version, 0.0)
+            assert (
+                found.role is Role.SHADOW or served_s >= 60.0 * plan.shadow_min or found.serve in state.good
+            )
+        saved, damage = load_state(self.desk.folder / EARLY)
+        assert (damage, saved.serial >= self.serial) == ("", True)
+        self.serial = saved.serial
+
+    def teardown(self):
+        self.home.cleanup()
+
+
+def test_given_a_life_of_plans_clocks_disks_and_power_when_it_looks_then_what_runs_is_signed_wanted_and_tried():
+    run_state_machine_as_test(
+        Life,
+        settings=settings(max_examples=60, stateful_step_count=30, deadline=None, derandomize=True),
+    )

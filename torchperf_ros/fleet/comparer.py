@@ -64,11 +64,6 @@ class Pair:
     disturbed: bool = False
 
     @property
-    def both(self) -> bool:
-        """Whether both versions have a whole output, which can be compared."""
-        return self.served is not None and self.payload is not None
-
-    @property
     def timed(self) -> bool:
         return not (self.disturbed or math.isnan(self.steps_ms) or math.isnan(self.answer.steps.total_ms))
 

@@ -209,7 +209,6 @@ _FLAGDS_OWN: Final = ("targetingKey", "$flagd.flagKey", "$flagd.timestamp")
 # A thousandth of a percent each: flagd takes whole weights.
 _BUCKETS: Final = 100_000
 _PERCENT: Final = _BUCKETS / 100
-_HASH_BITS: Final = 32
 _ID: Final = re.compile(r"\S(.{0,126}\S)?")
 _FLAGDS_LIBRARIES: Final = ("cryptography", "mmh3", "cbor2", "openfeature.contrib.tools.flagd.core")
 
@@ -268,7 +267,7 @@ def bucket_percent(name: str, unit: str) -> float:
     import mmh3
 
     hashed = mmh3.hash(cbor2.dumps([name, unit], canonical=True), signed=False)
-    return (hashed * _BUCKETS >> _HASH_BITS) / _PERCENT
+    return (hashed * _BUCKETS >> 32) / _PERCENT
 
 
 def is_for(name: str, rule: Mapping[str, Any] | None, facts: Mapping[str, Any], unit: str) -> bool:
@@ -387,7 +386,6 @@ CHANGES: Final = (
     "shapes",
     "common_shapes",
 )
-_VERSION: Final = "version"
 # A candidate has a few lines, the parameter file with all comments 22 kB.
 #
 # A node reads it on the thread that receives frames, where someone sets the parameter: 1 to 2 ms
@@ -438,7 +436,7 @@ def read_candidate(path: Path, stage: str, values: Mapping[str, Any]) -> Candida
             if name.startswith(f"{stage}.")
         }
         given = {name: value for name, value in own.items() if name in CHANGES or value != values.get(name)}
-    return candidate_of(str(given.pop(_VERSION, path.stem)), given, stage, values, where)
+    return candidate_of(str(given.pop("version", path.stem)), given, stage, values, where)
 
 
 def candidate_of(
@@ -638,6 +636,11 @@ class RolloutPlan:
         return 0.0 if self.state == ROLLED_BACK else self.now_at.share
 
     @property
+    def taken_back(self) -> tuple[str, ...]:
+        """Versions that no vehicle may run from this plan on."""
+        return (*self.revoked, self.version) if self.state == ROLLED_BACK else self.revoked
+
+    @property
     def limits(self) -> Guards:
         found = self.guards
         for step in self.steps[: self.step + 1]:
@@ -657,7 +660,9 @@ class RolloutPlan:
 
     def rolled_back(self, now: datetime.datetime) -> "RolloutPlan":
         """The plan with which every vehicle goes back, and none may run this version again."""
-        return self._next(now, state=ROLLED_BACK, revoked=(*self.revoked, self.version))
+        return self._next(
+            now, state=ROLLED_BACK, revoked=tuple(dict.fromkeys((*self.revoked, self.version)))
+        )
 
     def _next(self, now: datetime.datetime, **changes: object) -> "RolloutPlan":
         days = self.expires - self.issued
@@ -780,10 +785,11 @@ def _time(value: object, where: str) -> datetime.datetime:
     if isinstance(value, str):
         with contextlib.suppress(ValueError):
             found = datetime.datetime.fromisoformat(value.replace("Z", "+00:00"))
-    if not isinstance(found, datetime.datetime):
-        raise PlanError(f"{where} {value!r} has to be a time in UTC like 2026-11-24T08:00:00Z")
-    utc = datetime.timezone.utc
-    return (found if found.tzinfo else found.replace(tzinfo=utc)).astimezone(utc)
+    if isinstance(found, datetime.datetime):
+        utc = datetime.timezone.utc
+        with contextlib.suppress(OverflowError):  # at the end of the calendar
+            return (found if found.tzinfo else found.replace(tzinfo=utc)).astimezone(utc)
+    raise PlanError(f"{where} {value!r} has to be a time in UTC like 2026-11-24T08:00:00Z")
 
 
 def _candidate(values: object, where: str) -> dict[str, Any]:

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchperf_ros.fleet.plan import CandidateFigures, RolloutPlan
-from torchperf_ros.settings.files import make_private
+from torchperf_ros.settings.files import make_private, open_regular
 
 VERSION: Final = 1
 # A block is a minute of a vehicle.
@@ -304,7 +304,8 @@ def read_records(
     # A file is of one vehicle.
     owners = [np.full(len(part.blocks["t_s"]), ids.get(next(iter(part.facts), ""), -1)) for part in parts]
     blocks["vehicle"] = np.concatenate([*owners, np.empty(0, np.int64)]).astype(np.int64)
-    whose = ("vehicle", "t_s", "version", "stage", "rollout")
+    # By drive: two nodes of a vehicle drive at the same time.
+    whose = ("vehicle", "drive", "t_s", "version", "stage", "rollout")
     order = np.lexsort([blocks[name] for name in reversed(whose)])
     blocks = {name: column[order] for name, column in blocks.items()}
     again = np.all([blocks[name][1:] == blocks[name][:-1] for name in whose], axis=0)
@@ -320,7 +321,8 @@ def read_records(
 
 def _read_file(path: Path) -> Brought:
     try:
-        text = path.read_bytes()
+        with open_regular(path) as file:
+            text = file.read()
     except OSError as error:
         return Brought({}, _columns([]), [], [f"{path}: cannot be read: {error.strerror or error}"])
     vehicle, bad = path.parent.name, 0  # a file whose first line is lost goes by its folder

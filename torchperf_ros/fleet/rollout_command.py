@@ -3,7 +3,7 @@
 Plans and keys, how a roll-out stands, its next step, and a fleet to try it on.
 """
 
-import hashlib
+import fcntl
 import json
 import os
 import re
@@ -18,6 +18,7 @@ from typer import Argument, Option
 
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.api.text import console_table
+from torchperf_ros.settings.files import read_bounded
 from torchperf_ros.tools.shell import (
     Command,
     CommandGroup,
@@ -127,14 +128,14 @@ def new(
     need(*_LIBRARIES)
     from torchperf_ros.fleet.plan import new_plan, plan_text, utc_now
     from torchperf_ros.settings.params_file import parse_value
+    from torchperf_ros.workers.package_manifest import file_sha256
 
     check_outputs({"--output": output}, file or ())
     if output.exists():
         fail(f"--output {output}: is there already; remove it, or name another file")
     given = pairs("--set", set_ or (), "=", "NAME=VALUE, a parameter of the stage and its value")
     sums = {
-        os.path.relpath(path, output.parent): hashlib.sha256(_bytes(path, "--file")).hexdigest()
-        for path in file or ()
+        os.path.relpath(path, output.parent): _found(path, "--file", file_sha256) for path in file or ()
     }
     values: dict[str, Any] = {
         "name": f"{stage}-{version}",
@@ -183,12 +184,17 @@ def sign(
     found, private = read_plan_file(plan), signature.read_private_key(key)
     _check_usable(found, plan)
     with suppress(OSError, PlanError):  # nothing is there, or no plan of this key
-        there = signature.read_signed(target.read_bytes(), private.public_key(), f"plan {target}")
+        there = signature.read_signed(read_bounded(target), private.public_key(), f"plan {target}")
         if there.stage == found.stage and there.serial > found.serial:
             older = f"its serial {found.serial} is older than {there.serial} of {target}"
             fail(
                 f"plan {plan}: {older}, and vehicles refuse a replay; write a greater serial into {plan},"
                 " or name another file with -o"
+            )
+        if there.stage == found.stage and (lost := [*{*there.revoked} - {*found.revoked, *found.again}]):
+            fail(
+                f"plan {plan}: {target} takes {', '.join(sorted(lost))} back, and a vehicle that was away meanwhile"
+                f" would keep it; write it into {plan}, too: under `revoked`, or to bring it back under `again`"
             )
     write_output(target, signature.sign(found, private))
     typer.echo(
@@ -261,13 +267,12 @@ def check(
 
     Exit status: 0 if the plan can be followed, with any role of the vehicle, 2 if not.
     """
-    need(*_LIBRARIES)
+    found = _read(plan, key)
     from torchperf_ros.fleet import signature, vehicle
     from torchperf_ros.fleet.plan import facts_of, utc_now
     from torchperf_ros.fleet.vehicle import SignedFiles, placement_of
 
     facts = facts_of({"vehicle": "", **pairs("--fact", fact, "=", "NAME=VALUE")})
-    found = _read(plan, key)
     signature.check_time(found, utc_now(), f"plan {plan}")
     # Permissions of the files here say nothing about those on the vehicle.
     files = SignedFiles(plan.parent, lambda _path: "")
@@ -297,7 +302,7 @@ def status(
     for input that cannot be used.
     """
     files = files_by_suffix(output, ".html", ".json", inputs=(plan,))
-    need(*_LIBRARIES, *(("plotly", "jinja2") if ".html" in files else ()))
+    need(*(("plotly", "jinja2") if ".html" in files else ()))
     found = _read(plan, key)
     standing, move, brought = _standing(found, folders)
     _show(found, standing, move, brought.left_out)
@@ -337,14 +342,13 @@ def advance(
 
     Exit status: 0, 1 if it refuses, 2 for input that cannot be used.
     """
-    need(*_LIBRARIES)
     found = _read(plan, key)
     standing, move, brought = _standing(found, folders or [])
     _show(found, standing, move, brought.left_out)
     if move.kind.value != "advance" and (move.hard or not force):
         hint = "" if move.hard else "; --force goes on all the same"
         fail(f"does not advance{hint}", 1)
-    _next(plan, key, found, found.advanced, write=write)
+    _next(plan, key, lambda one, now: one.advanced(now), found, write=write)
 
 
 @rollout.command(cls=Command)
@@ -357,9 +361,7 @@ def hold(plan: Signed, key: Private = _KEY) -> None:
 
     Exit status: 0, or 2 for input that cannot be used.
     """
-    need(*_LIBRARIES)
-    found = _read(plan, key)
-    _next(plan, key, found, found.held)
+    _next(plan, key, lambda one, now: one.held(now))
 
 
 @rollout.command(cls=Command)
@@ -372,9 +374,7 @@ def rollback(plan: Signed, key: Private = _KEY) -> None:
 
     Exit status: 0, or 2 for input that cannot be used.
     """
-    need(*_LIBRARIES)
-    found = _read(plan, key)
-    _next(plan, key, found, found.rolled_back)
+    _next(plan, key, lambda one, now: one.rolled_back(now))
 
 
 @rollout.command(cls=Command)
@@ -441,6 +441,7 @@ def simulate(
 
 def _read(path: Path, key: Path) -> "RolloutPlan":
     """A plan, signed or for people; `key`: either one of the pair."""
+    need(*_LIBRARIES)
     from torchperf_ros.fleet import signature
     from torchperf_ros.fleet.plan import read_plan_file
 
@@ -448,12 +449,12 @@ def _read(path: Path, key: Path) -> "RolloutPlan":
         return read_plan_file(path)
     is_public = key.suffix == ".pub"
     public = signature.read_public_key(key) if is_public else signature.read_private_key(key).public_key()
-    return signature.read_signed(_bytes(path, "plan"), public, f"plan {path}")
+    return signature.read_signed(_found(path, "plan", read_bounded), public, f"plan {path}")
 
 
-def _bytes(path: Path, what: str) -> bytes:
+def _found(path: Path, what: str, read: Callable[[Path], Any]) -> Any:  # noqa: ANN401 - what `read` gives
     try:
-        return path.read_bytes()
+        return read(path)
     except OSError as error:
         raise ConfigError(f"{what} {path}: cannot be read ({error.strerror or error})") from error
 
@@ -495,24 +496,35 @@ def _show(plan: "RolloutPlan", standing: "RolloutStanding", move: "Move", left_o
 def _next(
     path: Path,
     key: Path,
-    plan: "RolloutPlan",
-    change: "Callable[[Any], RolloutPlan]",
+    change: "Callable[[RolloutPlan, Any], RolloutPlan]",
+    judged: "RolloutPlan | None" = None,
     *,
     write: bool = True,
 ) -> None:
-    """Sign what comes next, and write it, or say what would be written."""
-    from torchperf_ros.fleet import signature
-    from torchperf_ros.fleet.plan import plan_of, utc_now
-    from torchperf_ros.fleet.status import headline
+    """Sign what comes next, and write it, or say what would be written.
 
+    The change is one of the plan as it is now: another operator may have written one, a roll-back above all, since it
+    was `judged`.
+    """
     if path.suffix in _YAML:
         fail(f"{path}: is not signed; `torchperf rollout sign {path}` comes first")
-    following = change(max(utc_now(), plan.issued))
-    plan_of(following.to_mapping(), "the next plan")
+    with _found(key, "key", lambda file: file.open("rb")) as alone:
+        with suppress(OSError):  # a share that has no locks
+            fcntl.flock(alone, fcntl.LOCK_EX)  # whoever signs has this file
+        plan = _read(path, key)
+        from torchperf_ros.fleet import signature
+        from torchperf_ros.fleet.plan import utc_now
+        from torchperf_ros.fleet.status import headline
+
+        if judged is not None and judged != plan:
+            fail(
+                f"{path}: was changed meanwhile, {headline(plan)}: nothing was written; look at it again", 1
+            )
+        following = change(plan, max(utc_now(), plan.issued))
+        if write:
+            write_output(path, signature.sign(following, signature.read_private_key(key)))
     typer.echo(f"{'wrote' if write else 'would write'} {path}: {headline(following)}")
-    if write:
-        write_output(path, signature.sign(following, signature.read_private_key(key)))
-    else:
+    if not write:
         typer.echo("nothing was written; --write does it")
 
 

@@ -217,7 +217,7 @@ class Rollouts:
             if trial.over:
                 self._say(stage.config.name, f"version {trial.candidate} {trial.over}")
                 if bars:
-                    watched.source.rolled_back(trial.over)
+                    watched.source.rolled_back(trial.over, trial.candidate)
                 wish = watched.source.wish()
         if trial.target(wish) != stage.version:
             trial.exchange(watched.source, wish)
@@ -229,7 +229,6 @@ class Rollouts:
             trial.may_exchange()  # the way back is kept open
 
     def _without_trial(self, stage: Stage, watched: WatchedStage, wish: Wish) -> None:
-        """Begin one if another version is wished for, and there may be memory for it."""
         if watched.unpromoted:
             if promote(stage.model):
                 return  # no other version begins before what serves is whole again
@@ -259,7 +258,8 @@ class Rollouts:
         except ConfigError as error:
             watched.text = str(error)
             self._say(name, str(error))
-            watched.source.rolled_back(str(error))
+            # The one that cannot be built, so that the way back leads past it.
+            watched.source.rolled_back(str(error), wish.candidate if other == BASE else other)
             return
         # Where the stage is to leave the version that it runs, that version is on trial, and not the other.
         leaves = stage.version if other == wish.serve else other

@@ -171,7 +171,6 @@ class Shadow:
         self.pool.config = replace(self.model.config, backup=self.pool.config.backup)
 
     def remove(self) -> None:
-        """Stand beside the stage no more, and end the workers."""
         stage, pool = self._stage, self.pool
         with stage.lock:
             stage.shadow = None
@@ -334,7 +333,6 @@ class Shadow:
                 self.refused = self.refused or f"its workers keep dying: {reason}"
 
     def worker_replaced(self, worker: WorkerProcess, successor: WorkerProcess) -> bool:
-        """Give a worker no more frames, as another takes its place; False if it is busy with one."""
         with self._stage.lock:
             return self.model.crew.replace(worker, successor)
 

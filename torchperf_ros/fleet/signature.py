@@ -25,7 +25,6 @@ from torchperf_ros.settings.files import SMALL_BYTES, read_bounded
 SIGNED: Final = b"torchperf_ros roll-out plan v1\n"
 VERSION: Final = 1
 _FIELDS: Final = {"v", "plan", "key", "signature"}
-_SHOWN: Final = 16
 
 
 def make_keys(private: Path) -> Path:
@@ -158,4 +157,4 @@ def canonical(values: object) -> bytes:
 
 def fingerprint(key: Ed25519PublicKey) -> str:
     """A short name of a key, to compare by eye."""
-    return hashlib.sha256(key.public_bytes_raw()).hexdigest()[:_SHOWN]
+    return hashlib.sha256(key.public_bytes_raw()).hexdigest()[:16]

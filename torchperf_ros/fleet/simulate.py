@@ -58,7 +58,6 @@ CANDIDATES: Final = {
 # The share of the vehicles with each.
 GPUS: Final = {"orin": 0.7, "xavier": 0.2, "rtx4000": 0.1}
 _COLOURS: Final = ("#0072B2", "#D55E00")  # Okabe and Ito's, distinct with every kind of colour vision
-_WIDTH_IN, _HEIGHT_IN = 9.0, 4.2
 # Of a minute, at 30 Hz.
 FRAMES: Final = 1800
 PERIOD_H: Final = STRETCH_BLOCKS / 60.0
@@ -433,7 +432,7 @@ def draw_outcomes(outcomes: Mapping[str, SimulatedRollout], title: str, path: Pa
     mpl.rcParams["svg.hashsalt"] = "torchperf"  # the same outcome, the same file
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(_WIDTH_IN, _HEIGHT_IN), layout="constrained")
+    figure, axes = plt.subplots(figsize=(9.0, 4.2), layout="constrained")
     for colour, (name, one) in zip(_COLOURS, outcomes.items(), strict=False):
         hours, reached, steps = zip(*one.line, strict=True)
         axes.plot(

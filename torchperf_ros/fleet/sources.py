@@ -68,8 +68,8 @@ class Source(abc.ABC):
         """A version of the wish that is not the base; raises `ConfigError` where it cannot be."""
 
     @abc.abstractmethod
-    def rolled_back(self, reason: str) -> None:
-        """The candidate is out of service, or no longer beside: it stays out."""
+    def rolled_back(self, reason: str, version: str = "") -> None:
+        """A version is out of service, or no longer beside: it stays out. "": the candidate."""
 
     def begins(self) -> None:  # noqa: B027 - who remembers nothing has nothing to do
         """The candidate is about to serve; raises a `TorchperfError` where it must not."""
@@ -93,7 +93,6 @@ class ParameterSource(Source):
         self._candidate: Candidate | None = None
 
     def wish(self) -> Wish:
-        """The candidate beside or in service, unless it was rolled back since its file was named."""
         config = self._config()
         if config.candidate != self._file:
             self._file, self._candidate, self._out = config.candidate, None, ""
@@ -113,8 +112,10 @@ class ParameterSource(Source):
         assert self._candidate is not None
         return self._candidate
 
-    def rolled_back(self, reason: str) -> None:
-        self._out = reason if self._candidate is None else f"{self._candidate.version}: {reason}"
+    def rolled_back(self, reason: str, version: str = "") -> None:
+        own = "" if self._candidate is None else self._candidate.version
+        if version in {"", own}:  # another one may be named by now
+            self._out = f"{own}: {reason}"
 
 
 class PlanSource(Source):
@@ -167,7 +168,6 @@ class PlanSource(Source):
         self._looked_s = -math.inf
 
     def wish(self) -> Wish:
-        """What the plan says, looked at every 2 s."""
         if time.monotonic() - self._looked_s > _LOOK_S:
             self.vehicle.learn(self._facts())
             self.vehicle.look()
@@ -183,7 +183,6 @@ class PlanSource(Source):
         return facts_of_vehicle(self._options(), drive=self._drive, gpu=self._device())
 
     def version(self, name: str) -> Candidate:
-        """A version as the plan has it, whose workers are about to start."""
         self.vehicle.runs(name)
         versions = (self.vehicle.decision.serve, self.vehicle.decision.beside)
         return self._candidate(next(one for one in versions if one is not None and one.name == name))
@@ -206,11 +205,10 @@ class PlanSource(Source):
         return candidate_of(version.name, given, self._stage, self._values(), f"version {version.name}")
 
     def begins(self) -> None:
-        """Write down that it is on trial; raises a `TorchperfError` where that cannot be."""
         self.vehicle.begins_trial()
 
-    def rolled_back(self, reason: str) -> None:
-        self.vehicle.rolled_back(reason)
+    def rolled_back(self, reason: str, version: str = "") -> None:
+        self.vehicle.rolled_back(reason, version)
 
     def minute(
         self, block: PairBlock, figures: CandidateFigures, memory_mib: float, *, serves: bool
@@ -249,12 +247,12 @@ class PlanSource(Source):
         )
 
     def stops(self) -> None:
-        """The trial goes on after the next start."""
         self.vehicle.stops()
 
 
 def _drive_id() -> str:
-    return f"{time.time():.0f}-{os.getpid()}"
+    """Of this process alone: nodes in containers of one vehicle begin in one second with one process id."""
+    return f"{time.time():.0f}-{os.urandom(4).hex()}"
 
 
 def facts_of_vehicle(options: RolloutOptions, **known: str) -> dict[str, Any]:

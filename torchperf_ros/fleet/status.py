@@ -202,9 +202,9 @@ def _width(count: float, alpha: float) -> float:
 
 
 def units_of(blocks: Mapping[str, Values], now_s: float = math.inf) -> Units:
-    """Stretches out of minutes, the columns of `records.Brought.blocks`, ordered by vehicle and time.
+    """Stretches out of minutes, the columns of `records.Brought.blocks`, ordered by vehicle, drive and time.
 
-    A stretch is over when it has `STRETCH_BLOCKS`, when its vehicle began another one, or when nothing was
+    A stretch is over when it has `STRETCH_BLOCKS`, when its drive began another one, or when nothing was
     added for `_OVER_S`. Only then it counts, and once: a value that changes after it was looked at would be
     looked at twice.
     """
@@ -232,7 +232,7 @@ def units_of(blocks: Mapping[str, Values], now_s: float = math.inf) -> Units:
         }
     vehicle, end_s = blocks["vehicle"][starts], blocks["t_s"][starts + sizes - 1]
     over = (
-        np.append(vehicle[1:] == vehicle[:-1], [False])
+        np.append(np.all([one[starts][1:] == one[starts][:-1] for one in parts[:2]], axis=0), [False])
         | (sizes == STRETCH_BLOCKS)
         | (end_s < now_s - _OVER_S)
     )
@@ -240,7 +240,6 @@ def units_of(blocks: Mapping[str, Values], now_s: float = math.inf) -> Units:
 
 
 def margin_of(metric: str, margins: Margins) -> float:
-    """The smallest difference of a metric that matters, in its unit."""
     if metric == MISSES:
         return margins.miss_points / 100.0
     return math.log1p((margins.latency_percent if metric == LATENCY else margins.p99_percent) / 100.0)
@@ -435,7 +434,12 @@ def standing_of(plan: RolloutPlan, brought: Brought, now: datetime.datetime) -> 
     refused = {
         str(event["vehicle"]): str(event["reason"])
         for event in brought.events
-        if event["what"] == "refused" and event["t_s"] >= plan.issued.timestamp()
+        if event["what"] == "refused"
+        # A clock that is behind dates its refusal before the plan, and the reason names the plan's time.
+        and (
+            event["t_s"] >= plan.issued.timestamp()
+            or f"{plan.issued:issued %Y-%m-%d %H:%M}" in str(event["reason"])
+        )
     }
     ids = list(brought.facts)
     exposed = len({ids[index] for index in blocks["vehicle"].tolist()} | set(back))
@@ -485,12 +489,8 @@ def judge(plan: RolloutPlan, units: Units, gpus: Sequence[str]) -> tuple[MetricV
 def next_move(plan: RolloutPlan, standing: RolloutStanding) -> Move:
     """What the roll-out needs now; people's `advance` and the simulation ask the same."""
     back, most = len(standing.rolled_back), max(MOST_ROLLED_BACK * standing.vehicles, _LEAST_ROLLED_BACK)
-    if plan.state in {ROLLED_BACK, DONE}:
-        why = f"the roll-out is {plan.state.replace('_', ' ')}"
-        return Move(
-            MoveKind.HOLD, (f"{why}; {_ANOTHER_TRY}" if plan.state == ROLLED_BACK else why,), hard=True
-        )
-    if back >= most:
+    goes_on = plan.state != ROLLED_BACK  # also where it is done: what shows only then leads back, too
+    if goes_on and back >= most:
         name, reason = next(iter(standing.rolled_back.items()))
         return Move(
             MoveKind.BACK,
@@ -500,8 +500,14 @@ def next_move(plan: RolloutPlan, standing: RolloutStanding) -> Move:
             True,
         )
     worse = [one for one in standing.findings if one.verdict is CandidateVerdict.WORSE]
-    if worse:
-        return Move(MoveKind.BACK, tuple(f"{one.metric} is worse{_on(one)}: {one.text}" for one in worse))
+    if goes_on and worse:
+        on = {one.group: f" on {one.group}" if one.group else "" for one in worse}
+        return Move(
+            MoveKind.BACK, tuple(f"{one.metric} is worse{on[one.group]}: {one.text}" for one in worse)
+        )
+    if plan.state in {ROLLED_BACK, DONE}:
+        why = f"the roll-out is {plan.state.replace('_', ' ')}"
+        return Move(MoveKind.HOLD, (why if plan.state == DONE else f"{why}; {_ANOTHER_TRY}",), hard=True)
     here, step = standing.steps[plan.step], plan.now_at
     reasons = []
     if standing.since_step_h < step.soak_h:
@@ -539,10 +545,6 @@ def _finite(figures: ConfidenceInterval | StepStanding) -> dict[str, float | Non
     return {name: value if math.isfinite(value) else None for name, value in asdict(figures).items()}
 
 
-def _on(finding: MetricVerdict) -> str:
-    return f" on {finding.group}" if finding.group else ""
-
-
 _HEADS: Final = (
     "step",
     "share %",
@@ -562,7 +564,6 @@ _STYLE: Final = {
 }
 _FINDING_HEADS: Final = ("metric", "vehicles", "difference, candidate less base", "units", "verdict")
 _MOST_REASONS: Final = 50
-_MARGIN_COLOUR: Final = "#D55E00"
 
 
 def step_rows(plan: RolloutPlan, standing: RolloutStanding) -> list[list[str]]:
@@ -641,7 +642,6 @@ def status_page(plan: RolloutPlan, standing: RolloutStanding, move: Move, left_o
 
 
 def _forest(standing: RolloutStanding) -> "go.Figure | str":
-    """Each difference with its interval and margin, in margins: 1 is where it matters."""
     import plotly.graph_objects as go
 
     shown = [one for one in standing.findings if math.isfinite(one.interval.low) and one.margin]
@@ -661,7 +661,8 @@ def _forest(standing: RolloutStanding) -> "go.Figure | str":
         hovertemplate="%{y}: %{text}",
     )
     for edge in (-1, 1):
-        figure.add_vline(x=edge, line={"color": _MARGIN_COLOUR, "dash": "dot", "width": 1})
-    figure.update_xaxes(title_text="in margins; dotted: where it begins to matter")
-    figure.update_layout(height=120 + 34 * len(shown))
+        figure.add_vline(x=edge, line={"color": "#D55E00", "dash": "dot", "width": 1})
+    figure.update_layout(
+        xaxis_title_text="in margins; dotted: where it begins to matter", height=120 + 34 * len(shown)
+    )
     return figure

@@ -122,8 +122,7 @@ class Trial:
         bars = bool(refused or broken)
         if self.over:
             self.leave_by_s = time.monotonic() + (0.0 if bars else _MINUTE_S)
-        # The source may have another candidate by now, which a reason against this one says nothing of.
-        return bars and wish.candidate in {"", self.candidate}
+        return bars
 
     def _not_wanted(self, wish: Wish) -> str:
         # A wish with nothing beside says that the roll-out is done.
@@ -238,7 +237,6 @@ class Trial:
         return next((one for one in both if one != self.candidate), both[0])
 
     def values(self) -> dict[str, str]:
-        """For `/diagnostics`."""
         shadow = self.shadow
         found = {"version": self.stage.version, "candidate": f"{self.candidate}: {self._state()}"}
         if shadow is None:

@@ -128,7 +128,7 @@ def load_state(folder: Path) -> tuple[VehicleState, str]:
         state = VehicleState(**content)
     except FileNotFoundError:
         return VehicleState(), ""
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         beside = path.with_name(f"state.damaged-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.json")
         wrong = (
             f"cannot be read: {error.strerror}" if isinstance(error, OSError) else f"is damaged ({error})"
@@ -406,17 +406,17 @@ class VehicleRollout:
             self._lock = lock_folder(folder, plan_path)
         except OSError as error:
             self._unsaved = self._cannot(error)
-        self._state, self._damage = load_state(folder)
+        self.state, self._damage = load_state(folder)
         self._files = SignedFiles(plan_path.parent, exposure)
         self._recent: deque[CandidateFigures] = deque(maxlen=round(WINDOW_S / BLOCK_S))
         self.decision = Decision(Role.NONE, self.running, None, "no plan was looked at yet")
         self.records = RecordWriter(folder, self.facts, clock=lambda: clock().timestamp())
-        if self._state.trial and not self._state.counted:
+        if self.state.trial and not self.state.counted:
             # The power went while it ran, or the process was killed.
-            self._state.cut_off += 1
-            self._state.counted = True
-            if self._state.cut_off >= MOST_CUT_OFF:
-                self._bar(self._state.trial, f"its trial was cut off {self._state.cut_off} times")
+            self.state.cut_off += 1
+            self.state.counted = True
+            if self.state.cut_off >= MOST_CUT_OFF:
+                self._bar(self.state.trial, f"its trial was cut off {self.state.cut_off} times")
             else:
                 self._save()
 
@@ -437,12 +437,8 @@ class VehicleRollout:
         return self._last_good()
 
     def _last_good(self, without: str = "") -> Version:
-        good = (one for one in reversed(self._state.good) if one.name != without)
+        good = (one for one in reversed(self.state.good) if one.name != without)
         return next((one for one in good if not self._files.changed(one.files)), Version())
-
-    @property
-    def state(self) -> VehicleState:
-        return self._state
 
     def look(self) -> Decision:
         """Read the plan and say what has to run; call it at the start, and every few seconds.
@@ -459,12 +455,12 @@ class VehicleRollout:
         problem = "; ".join(filter(None, (self._damage, problem)))
         place = Placement(Role.NONE, "there is no plan")
         if plan is not None:
-            place = placement_of(plan, self.facts, self._state, self._files.changed)
+            place = placement_of(plan, self.facts, self.state, self._files.changed)
         if self._unsaved and place.role is not Role.NONE and not self._confirmed(plan):
             place = Placement(Role.NONE, "nothing begins that cannot be remembered")
-        problem = "; ".join(filter(None, (problem, self._unsaved)))
-        if self._state.trial and (
-            place.role is not Role.SERVING or plan is None or plan.version != self._state.trial
+        problem = "; ".join(filter(None, (problem, self._unsaved, self.records.problem)))
+        if self.state.trial and (
+            place.role is not Role.SERVING or plan is None or plan.version != self.state.trial
         ):
             self._ends_trial()
         self.decision = self._decide(place, plan, problem)
@@ -483,11 +479,11 @@ class VehicleRollout:
         if plan is None or self.decision.role is not Role.SERVING:
             raise RolloutStateError(f"no candidate is to serve here: {self.decision.why}")
         self.runs(plan.version)
-        if self._confirmed(plan) or self._state.trial == plan.version:
+        if self._confirmed(plan) or self.state.trial == plan.version:
             return
-        self._state.trial, self._state.cut_off, self._state.counted = plan.version, 0, False
+        self.state.trial, self.state.cut_off, self.state.counted = plan.version, 0, False
         if not self._save():
-            self._state.trial = ""
+            self.state.trial = ""
             raise RolloutStateError(
                 f"version {plan.version} does not serve: {self._unsaved}; free or mend that disk"
             )
@@ -498,24 +494,26 @@ class VehicleRollout:
 
         If it is on trial, what ends it now counts.
         """
-        if version == self._state.trial and self._state.counted:
-            self._state.counted = False
+        if version == self.state.trial and self.state.counted:
+            self.state.counted = False
             self._save()
 
-    def rolled_back(self, reason: str) -> Decision:
-        """To be called after the candidate was taken out of service, or its shadow ended: it stays out.
+    def rolled_back(self, reason: str, version: str = "") -> Decision:
+        """To be called after a version was taken out of service, or its shadow ended: it stays out.
 
         Args:
             reason: the figure and its limit, as `broken_guard` has it.
+            version: the one; the plan may name another one by now, or have ended. "": the plan's.
 
         Returns:
             What runs now: the last good version that is not this one. It holds even where it cannot be written down,
             which `look` then tries again.
         """
         plan = self.decision.plan
-        if plan is not None:
-            self._bar(plan.version, reason)
-            self._event("rolled_back", plan, reason)
+        if version := version or ("" if plan is None else plan.version):
+            name = plan.name if plan is not None and plan.version == version else ""
+            self._bar(version, reason)
+            self.records.event("rolled_back", version, self.state.serial, reason, self._stage, name)
         self.decision = self._decide(
             Placement(Role.NONE, f"rolled back here: {reason}"), plan, self._unsaved
         )
@@ -527,7 +525,7 @@ class VehicleRollout:
         What was cut off before still counts where the version has not run since. Another one may have the
         folder from then on; nothing else may be called any more.
         """
-        if self._state.trial and not self._state.counted:
+        if self.state.trial and not self.state.counted:
             self._ends_trial()
         self._lock = None
 
@@ -542,7 +540,7 @@ class VehicleRollout:
         Returns:
             The guard that is broken within the last hour, "" for none.
         """
-        served = self._state.serving_s if block.role == SERVING else self._state.shadow_s
+        served = self.state.serving_s if block.role == SERVING else self.state.shadow_s
         # A minute beside it without a frame of both shows nothing.
         if block.frames or block.role == SERVING:
             served[block.version] = served.get(block.version, 0.0) + BLOCK_S
@@ -550,12 +548,12 @@ class VehicleRollout:
         self.records.minute(block)
         self._recent.append(block.figures)
         broken = broken_guard(self.decision.limits, sum(self._recent, CandidateFigures()))
-        plan, trial = self.decision.plan, self._state.trial
+        plan, trial = self.decision.plan, self.state.trial
         if plan is None or plan.version != trial or broken or block.role != SERVING:
             return broken
         if served.get(trial, 0.0) >= plan.probation_min * _MIN_S:
             # Good as soon as it has served its probation; a full disk is tried again, see `look`.
-            self._state.good.append(_candidate(plan))
+            self.state.good.append(_candidate(plan))
             self._event("confirmed", plan)
             self._ends_trial()
         return broken
@@ -571,19 +569,19 @@ class VehicleRollout:
                 raise PlanError(f"plan {self._plan_path}: is not taken: {why}")
             self._accept(text)
         except FileNotFoundError:
-            problem = f"plan {self._plan_path}: is not there" if self._state.plan else ""
+            problem = f"plan {self._plan_path}: is not there" if self.state.plan else ""
         except OSError as error:
             problem = f"plan {self._plan_path}: cannot be read: {error.strerror or error}"
         except PlanError as error:
             problem = str(error)
             if problem != self._refused:  # once, not at every look
-                self.records.event("refused", "", self._state.serial, problem, self._stage)
+                self.records.event("refused", "", self.state.serial, problem, self._stage)
             self._refused = problem
-        if not self._state.plan:
+        if not self.state.plan:
             return None, problem
-        where = f"the last accepted plan, serial {self._state.serial}"
+        where = f"the last accepted plan, serial {self.state.serial}"
         try:
-            plan = read_signed(self._state.plan.encode(), self._key, where)
+            plan = read_signed(self.state.plan.encode(), self._key, where)
             check_time(plan, self._now(plan), where)
         except PlanError as error:
             return None, problem or str(error)
@@ -595,7 +593,7 @@ class VehicleRollout:
         A `PlanError` says why not.
         """
         where = f"plan {self._plan_path}"
-        state = self._state
+        state = self.state
         if text == state.plan.encode():
             return
         plan = read_signed(text, self._key, where)
@@ -609,9 +607,17 @@ class VehicleRollout:
                 f"{where}: has serial {plan.serial}, and {state.serial} was accepted before: {same}; sign "
                 "the newest plan with a greater one"
             )
+        # Before the time is looked at: the clock may be wrong by years, and the vehicle may have been away.
+        for version in plan.taken_back:
+            self._take_back(version, plan)
         before = self._last_accepted()
         check_time(plan, self._now(before), where)
         same_rollout = before is not None and (before.name, before.version) == (plan.name, plan.version)
+        if self._is_another(plan, before):
+            raise PlanError(
+                f"{where}: its version {plan.version} has another candidate, or other files, than the one that ran"
+                " here; what differs needs a version of its own, which is tried anew"
+            )
         if same_rollout and before and plan.share < before.share and plan.state != ROLLED_BACK:
             raise PlanError(
                 f"{where}: exposes {plan.share:g} %, less than the {before.share:g} % of serial "
@@ -629,22 +635,28 @@ class VehicleRollout:
             )
         state.lost = ""
         self._recent.clear()
-        for version in plan.revoked:
-            if version in {
-                state.trial,
-                *state.shadow_s,
-                *state.serving_s,
-                *(one.name for one in state.good),
-            }:
-                self._bar(version, f"revoked by serial {plan.serial}")
-                why = f"revoked by serial {plan.serial}"
-                self.records.event("rolled_back", version, plan.serial, why, plan.stage, plan.name)
         self._save()
+
+    def _take_back(self, version: str, plan: RolloutPlan) -> None:
+        """Keep a version that the plan revokes out, also one that has not run here."""
+        state, why = self.state, f"revoked by serial {plan.serial}"
+        has_run = {*state.shadow_s, *state.serving_s, state.trial, *(one.name for one in state.good)}
+        if version not in state.barred:
+            self._bar(version, why)
+            if version in has_run:
+                self.records.event("rolled_back", version, plan.serial, why, plan.stage, plan.name)
+
+    def _is_another(self, plan: RolloutPlan, before: RolloutPlan | None) -> bool:
+        """Whether what ran here under the name of the plan's version is not what the plan has."""
+        began = {*self.state.shadow_s, *self.state.serving_s} - {*plan.again}
+        last = [_candidate(before)] if before is not None and before.version in began else []
+        ran = [*self.state.good, *last]
+        return any(one.name == plan.version and one != _candidate(plan) for one in ran)
 
     def _last_accepted(self) -> RolloutPlan | None:
         """The plan before; None for none, or where the vehicle has been given another key since."""
         try:
-            return read_signed(self._state.plan.encode(), self._key, "the last accepted plan")
+            return read_signed(self.state.plan.encode(), self._key, "the last accepted plan")
         except PlanError:
             return None
 
@@ -667,14 +679,14 @@ class VehicleRollout:
         return Decision(place.role, serve, beside, why, plan, limits, problem)
 
     def _ends_trial(self) -> None:
-        self._state.trial, self._state.cut_off = "", 0
+        self.state.trial, self.state.cut_off = "", 0
         self._save()
 
     def _confirmed(self, plan: RolloutPlan | None) -> bool:
-        return plan is not None and self._state.last_good.name == plan.version
+        return plan is not None and self.state.last_good.name == plan.version
 
     def _bar(self, version: str, reason: str) -> None:
-        state = self._state
+        state = self.state
         state.barred[version] = reason
         state.good = [one for one in state.good if one.name != version]
         if state.trial == version:
@@ -686,7 +698,7 @@ class VehicleRollout:
         """Whether all is on the disk; without its folder's lock nothing can be remembered either."""
         try:
             self._lock = self._lock or lock_folder(self._folder, self._plan_path)
-            save_state(self._folder, self._state)
+            save_state(self._folder, self.state)
             self._unsaved = ""
         except RolloutStateError as error:
             self._unsaved = str(error)
