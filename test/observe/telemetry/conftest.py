@@ -23,7 +23,7 @@ from torchperf_ros.workers.worker_process import WorkerWords
 class PoolAtRest:
     """A pool as telemetry sees it, without processes."""
 
-    rolling_update = SimpleNamespace(compiling="")
+    rolling_update = SimpleNamespace(compiling="", builder=SimpleNamespace(lacked={"key": "no memory"}))
 
     def __init__(self, workers, tiers):
         self.workers = workers

@@ -199,7 +199,7 @@ def test_given_workers_with_engines_then_states_are_the_first_ones_and_counters_
         "tier_fast_engine": "eager",
         "tier_fast_why": "not compiled yet",
         "tier_fast_waste": "0.250",
-        "out_of_memory": "7",
+        "out_of_memory": "8",
         "compiling": "",
     }
     values = stage_status(stage, Health.NOMINAL, {}).values

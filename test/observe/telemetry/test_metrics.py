@@ -131,7 +131,7 @@ TIER = {"tier": "full"}
         ("torchperf_tier_recompiles_total", TIER, 2),
         ("torchperf_tier_shape_hits_total", TIER, 8),
         ("torchperf_tier_padding_ratio", TIER, 0.5),
-        ("torchperf_out_of_memory_total", {}, 3),
+        ("torchperf_out_of_memory_total", {}, 4),
         ("torchperf_unrecorded_rows_total", {}, 0),
     ],
 )
