@@ -715,7 +715,7 @@ class Guard:
 
     @staticmethod
     def _in_ros_time(kept: tuple[TimedPath, int], situation: _Situation) -> TimedPath:
-        """A path that was kept with how far the ROS clock was ahead: a step of that clock moves no place on it."""
+        """A path, kept with how far the ROS clock was ahead: a step of that clock moves no place on it."""
         return kept[0].moved(situation.ros_now_ns - situation.now_ns - kept[1])
 
     def _ways_home(self, path: TimedPath | None, situation: _Situation, *, has_ended: bool) -> list[_Rung]:

@@ -10,8 +10,8 @@ from torchperf_ros.safety.limits import Complex, Floats, Track, largest, unit
 # Beyond its ends, a lane goes on so far in the same bend.
 _ARC_M = np.concatenate((np.arange(5.0, 60.0, 5.0), np.arange(60.0, 121.0, 10.0)))
 _LONGEST_ARC_M = float(_ARC_M[-1])
-# Over so much of a way the bend at an end is found, and over so many m: 10 m are half of a slow plan, in which a
-# bend may have ended; less than 7 m show more of the poses' noise.
+# Over so much of a way the bend at an end is found, and over so many m: 10 m are half of a slow plan, in
+# which a bend may have ended; less than 7 m show more of the poses' noise.
 _OF_WAY, _BEND_M = 0.25, (7.0, 10.0)
 _LEAST_BEND_M = 1.0  # a shorter way says little of a bend
 _MOST_TURN = 1.2  # rad that it is led on for, at most

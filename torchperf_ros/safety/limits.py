@@ -261,8 +261,8 @@ def off_start(track: Track, motion: Motion, age_s: float, options: GuardOptions)
 
     The vehicle goes on from its odometry at constant speed and yaw rate. A plan is where the vehicle is if
     it is no further away now than `start_tolerance_m`, and no further `start_tolerance_s` later, which
-    compares speeds as well. It looks where the vehicle does: turned round, its footprint would be that of another
-    place. A plan that ends standing lasts for ever.
+    compares speeds as well. It looks where the vehicle does: turned round, its footprint would be that of
+    another place. A plan that ends standing lasts for ever.
     """
     first, last = float(track.t_s[0]), float(track.t_s[-1])
     tolerance_s, tolerance_m = options.start_tolerance_s, options.start_tolerance_m

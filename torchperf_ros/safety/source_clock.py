@@ -27,7 +27,7 @@ _FORGETS_IN: Final = 1000
 
 
 def was_overtaken(stamp_ns: int, passed_ns: int, newest_ns: int, most_ms: float) -> bool:
-    """Whether a message has an older stamp than the one that came `passed_ns` before it, by no more than what counts.
+    """Whether a message has an older stamp than the one that came `passed_ns` before, by no more than counts.
 
     By more, or later, the source's clock may have been set.
     """

@@ -190,7 +190,7 @@ def _country(draw: _Draw) -> _Built:
     radius = draw("radius_m", 80, 400)
     speed = min(math.sqrt(draw("lateral_ms2", 1.0, 2.0) * radius), 90 * _KMH)
     begin, turn = speed * draw("curve_after_s", 2, 5), draw("turn_m", 60, 200)
-    # Nobody drives a bend with more than 4 m/s^2 to the side.
+    # No car drives a bend with more than 4 m/s^2 to the side.
     towards = min(draw("towards_kmh", 40, 90), math.sqrt(4.0 * (radius - LANE_M)))
     first, apart = draw("first_m", 40, 120), draw("apart_m", 40, 150)
     bodies = [_slows(draw, speed), _behind(speed)]
