@@ -134,11 +134,8 @@ def changing_weights(tier: str, model: torch.nn.Module, again: torch.nn.Module) 
 
     Two builds of it have other weights; "" where they have the same.
     """
-    names = [
-        name
-        for name, tensor in _tensors(model)
-        if {name: _content(tensor) for name, tensor in _tensors(again)}.get(name) != _content(tensor)
-    ]
+    others = {name: _content(tensor) for name, tensor in _tensors(again)}
+    names = [name for name, tensor in _tensors(model) if others.get(name) != _content(tensor)]
     if not names:
         return ""
     return (

@@ -216,8 +216,11 @@ def _callable(found: Any) -> Callable[..., Any]:  # noqa: ANN401
     """The function itself; of a class or a factory without arguments, what it makes."""
     if isinstance(found, torch.nn.Module) or inspect.isbuiltin(found):
         return found
-    parameters = inspect.signature(found).parameters.values()
-    needed = [p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+    needed = [
+        p.name
+        for p in inspect.signature(found).parameters.values()
+        if p.default is p.empty and p.kind is not p.VAR_KEYWORD
+    ]
     if not isinstance(found, type) and needed:
         return found  # type: ignore[no-any-return]
     made = found()

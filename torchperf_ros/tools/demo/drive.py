@@ -278,9 +278,11 @@ class DemoDrive:
 
     def _start(self, folder: Path, stack: contextlib.ExitStack) -> None:
         parameters = folder / "parameters.yaml"
-        values = drive_parameters(self._options, self._image_type, folder)
         parameters.write_text(
-            json.dumps({"/**": {"ros__parameters": values}}), encoding="utf-8"
+            json.dumps(
+                {"/**": {"ros__parameters": drive_parameters(self._options, self._image_type, folder)}}
+            ),
+            encoding="utf-8",
         )  # JSON is YAML, too
         remaps = ["-r", f"image:={IMAGE_TOPICS[self._image_type]}", "-r", f"odom:={ODOMETRY_TOPIC}"]
         node = ["torchperf_ros.node.main", "--ros-args", *remaps, "--params-file", str(parameters)]
