@@ -359,13 +359,19 @@ def test_given_the_pages_task_when_its_model_is_trained_then_build_gets_the_weig
             labels.write(
                 json.dumps({"stamp_ns": stamp_ns_of(image.header), "labels": f"{number}.npy"}) + "\n"
             )
-    own = "--log=road.mcap --topic=/camera/image_raw --labels=labels.jsonl --steps=0.001 --judged=3 -o mine"
     # a process of its own: this one may have imported another page's `my_robot`
-    command = f"torchperf train --adapter my_robot.segmenter:Segmenter {own}"
-    subprocess.run(command, shell=True, check=True, capture_output=True)
-    page = "from my_robot.task import *; import torch\n"
-    code = "net = load(Network(8, 4), 'fast', 'mine/segmenter.safetensors'); print(net.head.bias.tolist())"
-    done = subprocess.run([sys.executable, "-c", page + code], check=True, capture_output=True, text=True)
+    subprocess.run(
+        "torchperf train --adapter my_robot.segmenter:Segmenter --log=road.mcap --topic=/camera/image_raw"
+        " --labels=labels.jsonl --steps=0.001 --judged=3 -o mine",
+        shell=True,
+        check=True,
+        capture_output=True,
+    )
+    code = (
+        "from my_robot.task import *\n"
+        "net = load(Network(8, 4), 'fast', 'mine/segmenter.safetensors'); print(net.head.bias.tolist())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert json.loads(done.stdout) == load_file("mine/segmenter.safetensors")["fast.head.bias"].tolist()
 
 
