@@ -1,5 +1,6 @@
 """The errors of this package: a message says what, where, and what to do."""
 
+import contextlib
 import re
 import signal
 import sysconfig
@@ -97,8 +98,8 @@ def how_it_ended(code: int) -> str:
     """
     if code >= 0:
         return f"exit status {code}"
-    names = {
-        int(one): one.name for one in signal.Signals
-    }  # without 32 and 33, which the C library keeps for itself
-    nth = -code - signal.SIGRTMIN
-    return f"signal {names.get(-code, f'SIGRTMIN+{nth}' if nth > 0 else -code)}"
+    if signal.SIGRTMIN < -code < signal.SIGRTMAX:
+        return f"signal SIGRTMIN+{-code - signal.SIGRTMIN}"
+    with contextlib.suppress(ValueError):  # 32 and 33, which the C library keeps for itself
+        return f"signal {signal.Signals(-code).name}"
+    return f"signal {-code}"

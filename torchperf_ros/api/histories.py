@@ -95,10 +95,15 @@ class HistoryBuffer:
         Raises:
             ConfigError: a value is out of range.
         """
-        if min(capacity, max_gap_ns, *row_shape) < 1 or tolerance_ns < 0:
+        if capacity < 1 or any(size < 1 for size in row_shape):
             raise ConfigError(
-                f"capacity is {capacity}, row_shape is {row_shape}, max_gap_ns is {max_gap_ns},"
-                f" tolerance_ns is {tolerance_ns}; allowed: 1 and more, of tolerance_ns 0 and more"
+                f"capacity is {capacity}, row_shape is {row_shape}; allowed: 1 row and more, sizes of 1 and"
+                " more"
+            )
+        if max_gap_ns < 1 or tolerance_ns < 0:
+            raise ConfigError(
+                f"max_gap_ns is {max_gap_ns}, tolerance_ns is {tolerance_ns}; allowed: 1 ns and more, 0 ns"
+                " and more"
             )
         self.capacity, self.stream = capacity, _at_work
         self._row_shape = tuple(row_shape)
@@ -154,14 +159,14 @@ class HistoryBuffer:
             return StampVerdict.UNSTAMPED
         if self._last_ns is None:
             return StampVerdict.FIRST
-        step_ns, verdicts = stamp_ns - self._last_ns, StampVerdict
-        steps = (
-            (-self._tolerance_ns - 1, verdicts.JUMPED_BACK),
-            (-1, verdicts.OLDER),
-            (0, verdicts.REPEATED),
-            (self._max_gap_ns, verdicts.NEXT),
-        )
-        return next((verdict for most_ns, verdict in steps if step_ns <= most_ns), verdicts.GAP)
+        step_ns = stamp_ns - self._last_ns
+        if step_ns > self._max_gap_ns:
+            return StampVerdict.GAP
+        if step_ns > 0:
+            return StampVerdict.NEXT
+        if step_ns == 0:
+            return StampVerdict.REPEATED
+        return StampVerdict.OLDER if step_ns >= -self._tolerance_ns else StampVerdict.JUMPED_BACK
 
     def skip(self, samples: int) -> None:
         """Leave a gap: so many rows that are zero and masked out."""

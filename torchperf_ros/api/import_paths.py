@@ -20,7 +20,8 @@ def look_here_after_python(*, add: bool = False) -> None:
     `python -m` puts that folder first: a `queue.py` or `logging.py` of the user's there would stand in for
     Python's own, and torch could not be imported. `add` puts it there where it is missing.
     """
-    others = [each for each in sys.path if each not in {"", os.getcwd()}]
+    here = {"", os.getcwd()}
+    others = [each for each in sys.path if each not in here]
     if len(others) == len(sys.path) and not add:
         return
     pythons = os.path.dirname(os.__file__)  # with lib-dynload below it; site-packages comes later
@@ -61,22 +62,22 @@ class OldPaths(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         """The spec of a module that has moved; None for any other."""
-        is_package = fullname.count(".") == 1
-        return (
-            importlib.machinery.ModuleSpec(fullname, self, is_package=is_package)
-            if fullname in _MOVED
-            else None
-        )
+        if fullname not in _MOVED:
+            return None
+        return importlib.machinery.ModuleSpec(fullname, self, is_package=fullname.count(".") == 1)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
+        """An empty module, which `exec_module` fills."""
 
     def exec_module(self, module: types.ModuleType) -> None:
         """Take over the names of the module of today, and warn about the old one."""
         today = importlib.import_module(_MOVED[module.__name__])
         if module.__name__.count(".") > 1:
-            # `warnings` skips the import machinery between here and the user's line.
-            warnings.warn(
+            text = (
                 f"{module.__name__} is now private and goes with the next release;"
-                " write `from torchperf_ros import ...`",
-                DeprecationWarning,
-                stacklevel=2,
+                " write `from torchperf_ros import ...`"
             )
-        module.__dict__.update({**vars(today), **vars(module)})
+            # `warnings` skips the import machinery between here and the user's line.
+            warnings.warn(text, DeprecationWarning, stacklevel=2)
+        names = ("__name__", "__spec__", "__loader__", "__package__", "__path__")
+        module.__dict__.update({name: each for name, each in vars(today).items() if name not in names})

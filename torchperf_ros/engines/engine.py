@@ -413,9 +413,8 @@ def _compiled(tier: BuiltTier, options: BuildOptions) -> Call:
         config.triton.cudagraph_skip_dynamic_graphs = True
     prepare_inductor(tier.device)
     if options.parts:
-        return InParts(
-            tier, [path.strip() for path in options.parts.split(",")], mode=mode, dynamic=dynamic
-        )
+        paths = [path.strip() for path in options.parts.split(",")]
+        return InParts(tier, paths, mode=mode, dynamic=dynamic)
     # With ranges, `None` leaves the decision to the marks on the inputs.
     compiled: Call = torch.compile(tier.model, mode=mode, dynamic=None if tier.dims else dynamic)
     return compiled

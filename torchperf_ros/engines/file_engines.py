@@ -223,9 +223,8 @@ def load_package(path: Path, device: torch.device) -> Callable[..., Any]:
     start. It runs for one thread: for several it would ask the device whether earlier runs are over, which
     no capture as a CUDA graph permits.
     """
-    loader = torch._C._aoti.AOTIModelPackageLoader(
-        str(path), "model", True, 1, (-1 if device.type == "cpu" else device.index or 0)
-    )
+    index = -1 if device.type == "cpu" else device.index or 0
+    loader = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", True, 1, index)
     tree = pytree.treespec_loads(loader.get_call_spec()[1])
     _give_back_constants()
     return nested(lambda *inputs: loader.boxed_run(list(inputs)), tree)
@@ -297,7 +296,8 @@ class OnnxRuntime(PackageEngine):
             if options.precision == _INT8:
                 plain = _quantised(plain)
                 built = replace(built, left=built.left - int8_in_onnx(plain))
-            check_count(len(_onnx_session(plain, options, tier.device, path).get_outputs()), program)
+            session = _onnx_session(plain, options, tier.device, path)
+            check_count(len(session.get_outputs()), program)
         return built
 
     def in_int8(self, path: Path) -> Counter[str]:
@@ -373,9 +373,8 @@ def _onnx_session(
         settings.optimized_model_filepath = str(optimised)
     else:
         settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    return onnxruntime.InferenceSession(
-        str(path), settings, providers=list(_providers(options, device).items())
-    )
+    providers = list(_providers(options, device).items())
+    return onnxruntime.InferenceSession(str(path), settings, providers=providers)
 
 
 def _providers(options: BuildOptions, device: torch.device) -> dict[str, dict[str, str]]:
@@ -433,12 +432,8 @@ class OpenVino(PackageEngine):
             converted.inputs[index].get_node().set_partial_shape(openvino.PartialShape(sizes))
         converted.validate_nodes_and_infer_types()
         check_count(len(converted.outputs), program)
-        path.write_bytes(
-            _openvino_core()
-            .compile_model(converted, "CPU", _openvino_settings(options))
-            .export_model()
-            .getvalue()
-        )
+        compiled = _openvino_core().compile_model(converted, "CPU", _openvino_settings(options))
+        path.write_bytes(compiled.export_model().getvalue())
         return built_of(program)
 
     def open(self, path: Path, options: BuildOptions, device: torch.device) -> FlatCall:

@@ -157,11 +157,8 @@ def _output_types(model: nn.Module, example: Inputs) -> dict[int, torch.dtype]:
     """
     with torch.inference_mode():
         outputs = copy.deepcopy(model)(*(tensor.clone() for tensor in example))
-    return {
-        index: leaf.dtype
-        for index, leaf in enumerate(pytree.tree_leaves(outputs))
-        if isinstance(leaf, torch.Tensor)
-    }
+    leaves = enumerate(pytree.tree_leaves(outputs))
+    return {index: leaf.dtype for index, leaf in leaves if isinstance(leaf, torch.Tensor)}
 
 
 def _float_types(model: nn.Module) -> dict[torch.dtype, None]:
@@ -311,11 +308,8 @@ def int8_in_package(path: Path) -> Counter[str]:
 def int8_in_onnx(path: Path) -> Counter[str]:
     import onnx
 
-    return Counter(
-        _NODES[node.op_type]
-        for node in onnx.load(str(path), load_external_data=False).graph.node
-        if node.op_type in _NODES
-    )
+    nodes = onnx.load(str(path), load_external_data=False).graph.node
+    return Counter(_NODES[node.op_type] for node in nodes if node.op_type in _NODES)
 
 
 def why_not_int8(precision: str, there: Counter[str]) -> str:

@@ -85,9 +85,8 @@ class Package:
         """What runs it, before it is `finished`; a `PackageError` if its library cannot load it."""
         outputs = self.manifest.outputs if self.manifest else ""
         call = self.engine.load(self.path, outputs, self.options, device)
-        return Runner(
-            call, graphs=1, static=(self.identity is None or not self.identity.dynamic), package=self
-        )
+        static = self.identity is None or not self.identity.dynamic
+        return Runner(call, graphs=1, static=static, package=self)
 
 
 def users_package(
@@ -184,9 +183,8 @@ def make_runner(tier: BuiltTier, options: BuildOptions, record: CaptureRecord | 
     engine.check(options, tier.dims, tier.device)
     kept = KeptState(tier.model) if options.is_captured else None
     runner = finished(engine.prepare(tier, options), options, tier.example, tier.device, record)
-    if (
-        kept is not None
-    ):  # what the runs before a capture have changed, which eager's would be compared with
+    if kept is not None:
+        # What the runs before a capture have changed: eager's answers will be compared with the engine's.
         kept.restore()
     return runner
 

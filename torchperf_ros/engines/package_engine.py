@@ -114,9 +114,8 @@ class PackageEngine(Engine):
         with tempfile.TemporaryDirectory(prefix="torchperf_") as folder:
             path = Path(folder) / f"model{PACKAGE_SUFFIXES[self.name]}"
             with torch.inference_mode(mode=False):
-                built = self.build(
-                    replace(tier, example=tuple(tensor.clone() for tensor in tier.example)), options, path
-                )
+                plain = replace(tier, example=tuple(tensor.clone() for tensor in tier.example))
+                built = self.build(plain, options, path)
             call = self.load(path, built.outputs, options, tier.device)
         return Runner(call, graphs=1, static=not tier.dims, compile_s=time.perf_counter() - started)
 

@@ -335,11 +335,8 @@ def check_engine(  # noqa: PLR0913 - what is compared, and how
     Raises:
         ParityError: beyond a limit, nothing to compare, or the same outputs for every input.
     """
-    on_drawn, last = _on_drawn(
-        reference,
-        candidate,
-        [random_inputs(example, seed, dynamic_dims) for seed in range(1, 3 if briefly else 5)],
-    )
+    drawn = [random_inputs(example, seed, dynamic_dims) for seed in range(1, 3 if briefly else 5)]
+    on_drawn, last = _on_drawn(reference, candidate, drawn)
     held_out = scoring.held_out if scoring else ()
     quantised, limit, nearest = precision in INT8_PRECISIONS, _limit(precision, known), on_drawn
     answers = _Answers(reference, candidate)

@@ -87,7 +87,6 @@ def end_within(seconds: int) -> None:
 
 _HASH: Final = 16 * "[0-9a-f]"
 _LOCKS: Final = (f"fastdds_{_HASH}_el", f"fastrtps_{_HASH}_el")  # Kilted and later; before
-_WITHOUT_WAITING: Final = os.O_NONBLOCK | os.O_NOFOLLOW
 # a younger lock may belong to a process that has made it and not yet taken it
 _STARTS_WITHIN_S: Final = 60.0
 
@@ -106,8 +105,7 @@ def remove_dead_segments(folder: Path = Path("/dev/shm")) -> int:
         segment = lock.with_name(lock.name.removesuffix("_el"))
         with (
             suppress(OSError),
-            # Opening a FIFO waits for who writes to it, and anyone may put one into this folder, or a link.
-            open(lock, "rb", opener=lambda path, how: os.open(path, how | _WITHOUT_WAITING)) as file,
+            open(lock, "rb", opener=_without_waiting) as file,
         ):  # locked, gone, another user's
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             found = os.fstat(file.fileno())
@@ -117,3 +115,8 @@ def remove_dead_segments(folder: Path = Path("/dev/shm")) -> int:
                 lock.unlink()
                 freed += size
     return freed
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Opening a FIFO waits for who writes to it, and anyone may put one into this folder, or a link."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)

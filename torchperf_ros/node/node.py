@@ -286,11 +286,15 @@ class PerfNode(LifecycleNode):
             last.config.output,
             last.output_type,
             self._alerts,
-            lambda: max(stage.overdue_ms(monotonic_ns()) for stage in self._stages),
+            self._overdue_ms,
         )
         self._reporter.report_on(lane=self._lane)
         if config.recorder:
             self._endpoints.listen(self._lane.topics)
+
+    def _overdue_ms(self) -> float:
+        now_ns = monotonic_ns()
+        return max(stage.overdue_ms(now_ns) for stage in self._stages)
 
     def _find_taker(self) -> Taker | None:
         """Find out whether triggers can be taken straight into the stages' rings."""

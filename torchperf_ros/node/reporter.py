@@ -287,10 +287,12 @@ class Reporter:
         for begin in new.keys() - self._warned:
             self._node.get_logger().warning(new[begin])
         self._warned = set(new)
-        word = f"not configured ({state})" if health is None else health.name
-        level = Level.WARN if health is None else max(LEVELS[health], Level.WARN if warnings else Level.OK)
-        own = {} if health is None else {"health": word}
-        return Alert(level, "perf: node", "; ".join([word, *warnings]), {**own, **values, **facts})
+        if health is None:
+            message = "; ".join([f"not configured ({state})", *warnings])
+            return Alert(Level.WARN, "perf: node", message, values | facts)
+        level = max(LEVELS[health], Level.WARN) if warnings else LEVELS[health]
+        message = "; ".join([health.name, *warnings])
+        return Alert(level, "perf: node", message, {"health": health.name, **values, **facts})
 
     def _recorder_facts(self) -> dict[str, str]:
         """How the recorder is doing, and a warning if it cannot do its work."""

@@ -199,11 +199,8 @@ class AdapterCheck:
                 f"tier {tier}: first run", lambda: _run(model, example), _shapes
             )
             fixed_sizes = not adapter.dynamic_dims()
-            check = OutputCheck(
-                outputs,
-                fixed_sizes=fixed_sizes,
-                of_values=(fixed_sizes and sizes_follow_values(lambda: _run(model, example))),
-            )
+            of_values = fixed_sizes and sizes_follow_values(lambda: _run(model, example))
+            check = OutputCheck(outputs, fixed_sizes=fixed_sizes, of_values=of_values)
             yield from self._step(f"tier {tier}: second run", run_again, lambda _: "finite")
             for ok, text in _odd_ways(model, kept, example):
                 yield CheckStep(f"tier {tier}: same input", ok, text)
@@ -493,7 +490,8 @@ def log_frames(adapter: Adapter, log: Path) -> Iterator[dict[str, Received]]:
         inputs = _inputs_in(reader, adapter)
         for message in reader.messages(inputs):
             stamp_ns = header_stamp_ns(message.data) if has_header(message.type_name) else 0
-            latest[inputs[message.topic]] = Received(decode(message.data, message.type_name), stamp_ns, 0.0)
+            decoded = decode(message.data, message.type_name)
+            latest[inputs[message.topic]] = Received(decoded, stamp_ns, 0.0)
             if inputs[message.topic] == trigger:
                 yield {name: latest[name] for name in adapter.inputs if name in latest}
 

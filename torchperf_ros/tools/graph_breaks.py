@@ -108,7 +108,8 @@ def _is_operand(node: ast.AST, outer: dict[ast.AST, ast.AST], function: ast.AST)
     if isinstance(above, ast.Call) and ast.unparse(above.func) == "float":
         return _is_operand(above, outer, function)
     if isinstance(above, (ast.BinOp, ast.UnaryOp)) and not isinstance(getattr(above, "op", None), ast.Not):
-        return bool(names_in(above) - names_in(node)) or _is_operand(above, outer, function)
+        others = names_in(above) - names_in(node)
+        return bool(others) or _is_operand(above, outer, function)
     if not isinstance(above, ast.Assign) or not isinstance(above.targets[0], ast.Name):
         return False
     uses = [
@@ -157,10 +158,8 @@ def _foreign_names(file: str) -> frozenset[str]:
             for alias in node.names:
                 module = alias.name if isinstance(node, ast.Import) else node.module or ""
                 if module.partition(".")[0] in _MODULES_OF_NUMPY:
-                    names.add(
-                        alias.asname
-                        or (module.partition(".")[0] if isinstance(node, ast.Import) else alias.name)
-                    )
+                    name = module.partition(".")[0] if isinstance(node, ast.Import) else alias.name
+                    names.add(alias.asname or name)
     return frozenset(names)
 
 
@@ -169,11 +168,8 @@ def names_in(node: ast.AST) -> set[str]:
 
 
 def _items(loop: ast.AST) -> set[str]:
-    return {
-        name
-        for generator in ([loop] if isinstance(loop, ast.For) else getattr(loop, "generators", []))
-        for name in names_in(generator.target)
-    }
+    generators = [loop] if isinstance(loop, ast.For) else getattr(loop, "generators", [])
+    return {name for generator in generators for name in names_in(generator.target)}
 
 
 def _calls_items(loop: ast.AST) -> bool:
@@ -341,9 +337,8 @@ def parse_break(text: str) -> tuple[str, bool, SourceFrame]:
         The reason without its introduction; whether the whole function is left uncompiled; the innermost frame in the
         user's code, else the innermost one.
     """
-    head, _, traceback = text.partition("\nTraceback (most recent call last)")[0].partition(
-        "User code traceback:"
-    )
+    body = text.partition("\nTraceback (most recent call last)")[0]
+    head, _, traceback = body.partition("User code traceback:")
     reason = head.partition("Reason: ")[2] or head  # "Graph Break Reason: ", older: "Reason: "
     reason = reason.partition("\nStack variable source attribution:")[0]
     whole = "gracefully" in reason.partition("\n")[0]
@@ -455,7 +450,8 @@ def _counts_by_data(line: SourceLine, reads_number: bool, range_breaks: bool) ->
     if not reads_number or line.function is None or not isinstance(line.statement, ast.Assign):
         return False
     assigned = {name for target in line.statement.targets for name in names_in(target)}
+    counts = [node.iter for node in ast.walk(line.function) if isinstance(node, ast.For)]
     return any(
         isinstance(count, ast.Call) and ast.unparse(count.func) == "range" and assigned & names_in(count)
-        for count in [node.iter for node in ast.walk(line.function) if isinstance(node, ast.For)]
+        for count in counts
     )

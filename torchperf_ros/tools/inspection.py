@@ -86,10 +86,9 @@ def load_model(
         example = "--input 1x3x224x224:float32, or --input '8x3 8:int64' for two arguments"
         raise InspectError(f"{target} needs its inputs: for example {example}")
     usual = tuple(_make(spec, None, device) for spec in inputs[0].split())
+    sets = (usual, *(_like(text, usual, device) for text in inputs[1:]))
     return InspectedModel(
-        target,
-        call.eval().to(device) if isinstance(call, torch.nn.Module) else call,
-        (usual, *(_like(text, usual, device) for text in inputs[1:])),
+        target, call.eval().to(device) if isinstance(call, torch.nn.Module) else call, sets
     )
 
 
@@ -113,10 +112,8 @@ def takes_tensor(model: InspectedModel, file: str, line: int) -> bool:
             one.update(values)
     if not reads or held != held_then or list(map(layout_of, numbers)) != list(map(layout_of, tensors)):
         return False
-    return all(
-        torch.allclose(one, other, _NEAR, _NEAR, equal_nan=True)
-        for one, other in zip(flat_numbers(numbers), flat_numbers(tensors), strict=True)
-    )
+    pairs = zip(flat_numbers(numbers), flat_numbers(tensors), strict=True)
+    return all(torch.allclose(one, other, _NEAR, _NEAR, equal_nan=True) for one, other in pairs)
 
 
 def _run(
@@ -216,11 +213,8 @@ def _callable(found: Any) -> Callable[..., Any]:  # noqa: ANN401
     """The function itself; of a class or a factory without arguments, what it makes."""
     if isinstance(found, torch.nn.Module) or inspect.isbuiltin(found):
         return found
-    needed = [
-        p.name
-        for p in inspect.signature(found).parameters.values()
-        if p.default is p.empty and p.kind is not p.VAR_KEYWORD
-    ]
+    parameters = inspect.signature(found).parameters.values()
+    needed = [p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
     if not isinstance(found, type) and needed:
         return found  # type: ignore[no-any-return]
     made = found()
@@ -349,11 +343,8 @@ def explain_recompilations(
         if kind == "size" and sizes[function, reason.partition("expected")[0]] > 1:
             # a size that the compiler could leave open fails once; one that it built in, each time
             kind = "unrolled"
-        found.append(
-            Recompilation(
-                graph_breaks.readable_function(function[0]), *function[1:], input_set, kind, guard, source
-            )
-        )
+        name = graph_breaks.readable_function(function[0])
+        found.append(Recompilation(name, *function[1:], input_set, kind, guard, source))
     return found
 
 
@@ -533,9 +524,8 @@ class Inspection(logging.Handler):
         Graphs without an op only pass values on and are left out.
         """
         if any(node.op in _CALLS for node in module.graph.nodes):
-            self.graphs.append(
-                Graph(str(torch._guards.CompileContext.current_compile_id() or ""), self._input_set)
-            )
+            compile_id = str(torch._guards.CompileContext.current_compile_id() or "")
+            self.graphs.append(Graph(compile_id, self._input_set))
         return module.forward
 
 
@@ -597,12 +587,8 @@ def show(inspection: Inspection, console: Console, max_breaks: int | None) -> No
         console.print(Padding(_break(item, len(inspection.inputs)), (0, 0, 0, 2)))
     if inspection.recompilations:
         console.print(Text("\nrecompilations", style="bold"))
-        console.print(
-            console_table(
-                (">input", "function", "kind", "guard that failed, and what would help"),
-                _recompilation_rows(inspection),
-            )
-        )
+        heads = (">input", "function", "kind", "guard that failed, and what would help")
+        console.print(console_table(heads, _recompilation_rows(inspection)))
     for words in filter(None, [inspection.failure and f"FAILED: {inspection.failure}", inspection.doubt]):
         console.print(Text(words, style="bold red"))
     console.print(Text(f"\n{summary(inspection)}", style="bold"))

@@ -139,9 +139,8 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter for each option
         from torchperf_ros.replay.replay_options import ReplayOptions
         from torchperf_ros.settings.params_file import parse_value
 
-    remap = shell.pairs(
-        "--map", maps or (), ":=", "LOG_TOPIC:=STAGE_TOPIC, for example /camera/front:=image", turned=True
-    )
+    form = "LOG_TOPIC:=STAGE_TOPIC, for example /camera/front:=image"
+    remap = shell.pairs("--map", maps or (), ":=", form, turned=True)
     named = shell.files_by_suffix(output, "", ".json", ".parquet", inputs=logs, kept=_OF_LOGS)
     target = named.pop("", None)
     own = shell.pairs("--set", sets or (), "=", "NAME=VALUE, for example perception.budget_ms=40.0")
@@ -163,7 +162,8 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter for each option
     if is_batch(logs):
         from torchperf_ros.replay.batch_tasks import BatchOptions
 
-        batch = BatchOptions(target or Path("replays"), (0 if scheduler else int(parallel)), scheduler)
+        at_once = 0 if scheduler else int(parallel)
+        batch = BatchOptions(target or Path("replays"), at_once, scheduler)
         raise typer.Exit(_many(logs, options, batch, files, dry_run))
     if scheduler:
         raise ConfigError(
@@ -442,6 +442,7 @@ def make_log(  # noqa: PLR0913, PLR0917 - one parameter for each option
 
     try:
         width, height = _size(size)
+        faults = tuple(fault_of(text) for text in fault or [])
         drive = DriveLog(
             seconds,
             width=width,
@@ -450,7 +451,7 @@ def make_log(  # noqa: PLR0913, PLR0917 - one parameter for each option
             cameras=cameras,
             jitter_ms=jitter_ms,
             drop=drop,
-            faults=tuple(fault_of(text) for text in fault or []),
+            faults=faults,
         )
         with shell.progress_bars() as bars:
             write_drive(output, drive, force=force, progress=shell.follow(bars, output.name, 1e9))
@@ -618,8 +619,9 @@ def compare(
     from torchperf_ros.replay.run_reading import load_run
 
     with console(stderr=True).status("reading") as shown:
+        logs = [[load_run(path) for path in side] for side in sides]
         found = judge(
-            *[[load_run(path) for path in side] for side in sides],
+            *logs,
             margin=None if margin is None else margin / _PERCENT,
             max_miss=math.nan if max_miss is None else max_miss,
             across_machines=across_machines,
@@ -660,13 +662,8 @@ def _show(comparison: "Comparison") -> None:
     }
     first, *numbers, last = text.COLUMNS
     heads = (first, *(f">{name}" for name in numbers), last)
-    shown.print(
-        console_table(
-            heads,
-            text.rows(comparison.changes),
-            [bad if one.breaks_limit else looks.get(one.verdict, "") for one in comparison.changes],
-        )
-    )
+    styles = [bad if one.breaks_limit else looks.get(one.verdict, "") for one in comparison.changes]
+    shown.print(console_table(heads, text.rows(comparison.changes), styles))
     for line in (*text.remarks(comparison), *text.samples(comparison)):
         say(shown, f"- {line}")
     worse = comparison.with_verdict(Judgement.WORSE) or comparison.broken_limits

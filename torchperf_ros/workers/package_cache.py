@@ -160,9 +160,8 @@ class PackageCache:
         """Every package in the folder, the most recently used first."""
         found = []
         files = self.folder.iterdir() if self.folder.is_dir() else ()
-        for path in (
-            one for one in files if one.suffix in PACKAGE_SUFFIXES.values() and ".part." not in one.name
-        ):
+        packages = (path for path in files if path.suffix in PACKAGE_SUFFIXES.values())
+        for path in (path for path in packages if ".part." not in path.name):
             with contextlib.suppress(FileNotFoundError):  # removed by another process meanwhile
                 found.append(_entry(path))
         return sorted(found, key=lambda entry: -entry.used_s)
@@ -241,10 +240,8 @@ def _entry(path: Path) -> CachedPackage:
 
 def open_cache(cache_dir: str, cache_mib: int) -> PackageCache:
     """The cache of the parameters of this name, by default `torchperf_ros` in XDG_CACHE_HOME or ~/.cache."""
-    return PackageCache(
-        Path(cache_dir).expanduser() if cache_dir else user_folder("XDG_CACHE_HOME", ".cache"),
-        cache_mib * _MIB,
-    )
+    folder = Path(cache_dir).expanduser() if cache_dir else user_folder("XDG_CACHE_HOME", ".cache")
+    return PackageCache(folder, cache_mib * _MIB)
 
 
 def package_folders(cache_dir: str, package_dirs: Iterable[str], packages: Iterable[str]) -> list[str]:
@@ -252,11 +249,8 @@ def package_folders(cache_dir: str, package_dirs: Iterable[str], packages: Itera
 
     The parameters' folders, and those of named packages.
     """
-    folders = [
-        open_cache(cache_dir, 0).folder,
-        *(Path(name).expanduser() for name in package_dirs),
-        *(Path(package).parent for package in packages if package),
-    ]
+    named = [Path(package).parent for package in packages if package]
+    folders = [open_cache(cache_dir, 0).folder, *(Path(name).expanduser() for name in package_dirs), *named]
     return list(dict.fromkeys(str(folder.resolve()) for folder in folders))
 
 

@@ -195,8 +195,9 @@ def is_exported_program(path: Path) -> bool:
             names = archive.namelist()
     except (OSError, zipfile.BadZipFile):
         return False
+    programs = ("models/model.json", "serialized_exported_program.json")
     return not any("/aotinductor/" in name for name in names) and any(
-        name.endswith(("models/model.json", "serialized_exported_program.json")) for name in names
+        name.endswith(programs) for name in names
     )
 
 
@@ -248,9 +249,8 @@ class EngineChoice:
         """The chosen engine; of these names the one that would have been chosen, if it was timed."""
         if self.engine in names:
             return self.engine
-        return choose_engine(
-            {name: Calibration(*self.timings_ms[name]) for name in self.timings_ms if name in names}
-        )
+        timed = {name: Calibration(*self.timings_ms[name]) for name in self.timings_ms if name in names}
+        return choose_engine(timed)
 
     @property
     def words(self) -> str:

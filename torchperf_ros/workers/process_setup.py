@@ -196,7 +196,8 @@ def is_ending(pid: int) -> bool:
         return True
     except OSError:  # this process has no descriptor left to look with
         return False
-    return bool(int(stat.rpartition(b")")[2].split()[_FLAGS]) & _PF_EXITING)
+    flags = int(stat.rpartition(b")")[2].split()[_FLAGS])
+    return bool(flags & _PF_EXITING)
 
 
 def is_readable(descriptor: int, seconds: float) -> bool:

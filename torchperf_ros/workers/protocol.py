@@ -151,9 +151,8 @@ def unpack_requests(data: bytes) -> list[Request]:
     """Parse a packet, of one request or those of a batch; raises `ProtocolError` as `unpack_request`."""
     if len(data) <= REQUEST_BYTES:
         return [unpack_request(data)]
-    return [
-        unpack_request(data[begin : begin + REQUEST_BYTES]) for begin in range(0, len(data), REQUEST_BYTES)
-    ]
+    begins = range(0, len(data), REQUEST_BYTES)
+    return [unpack_request(data[begin : begin + REQUEST_BYTES]) for begin in begins]
 
 
 def unpack_response(data: bytes) -> Response:

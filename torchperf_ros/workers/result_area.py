@@ -55,9 +55,8 @@ class ResultArea:
     """
 
     def __init__(self, fd: int, *, writable: bool) -> None:
-        self._map = mmap.mmap(
-            fd, os.fstat(fd).st_size, prot=mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-        )
+        size = os.fstat(fd).st_size
+        self._map = mmap.mmap(fd, size, prot=mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0))
         self._view = memoryview(self._map)
         self._words = self._view[:_RESULT].cast("Q")
         self.room = int(self._words[_ROOM])

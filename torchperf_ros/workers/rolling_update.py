@@ -136,9 +136,8 @@ class Renewal:
             if self.outcome:
                 return None
             wanted = self.kit(candidate=True).number
-        return next(
-            (w for w in reversed(workers) if w is not None and w.usable and w.generation < wanted), None
-        )
+        old = (w for w in reversed(workers) if w is not None and w.usable and w.generation < wanted)
+        return next(old, None)
 
     def has_settled(self, candidate: WorkerProcess, now_ns: int) -> bool:
         return (

@@ -278,11 +278,9 @@ class DemoDrive:
 
     def _start(self, folder: Path, stack: contextlib.ExitStack) -> None:
         parameters = folder / "parameters.yaml"
+        values = drive_parameters(self._options, self._image_type, folder)
         parameters.write_text(
-            json.dumps(
-                {"/**": {"ros__parameters": drive_parameters(self._options, self._image_type, folder)}}
-            ),
-            encoding="utf-8",
+            json.dumps({"/**": {"ros__parameters": values}}), encoding="utf-8"
         )  # JSON is YAML, too
         remaps = ["-r", f"image:={IMAGE_TOPICS[self._image_type]}", "-r", f"odom:={ODOMETRY_TOPIC}"]
         node = ["torchperf_ros.node.main", "--ros-args", *remaps, "--params-file", str(parameters)]
@@ -342,9 +340,8 @@ def drive_picture(state: DriveState, width: int, height: int) -> RenderableType:
         (words, "grey62"), ("━" * done, "green3"), ("━" * (_PROGRESS_CELLS - done), "grey23")
     )
     injected = Text(f" {len(state.injections)} faults injected ", "orchid1") if state.injections else None
-    return node_picture(
-        state, width, height, ends(title, progress, width), ["starting the node and its workers"], injected
-    )
+    waits = ["starting the node and its workers"]
+    return node_picture(state, width, height, ends(title, progress, width), waits, injected)
 
 
 def drive_line(node: NodeState) -> str:

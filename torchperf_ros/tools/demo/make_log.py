@@ -129,11 +129,8 @@ class DriveLog:
         )
         for at_s, is_image in heapq.merge(images, odometries, key=operator.itemgetter(0)):
             sent_ns = START_NS + round(at_s * NS_PER_S)
-            received_ns = sent_ns + max(
-                _RECEIVE_NS
-                + round(float(np.clip(random.normal(), -_SPREAD, _SPREAD)) * self.jitter_ms * 1e6),
-                0,
-            )
+            late_ns = round(float(np.clip(random.normal(), -_SPREAD, _SPREAD)) * self.jitter_ms * 1e6)
+            received_ns = sent_ns + max(_RECEIVE_NS + late_ns, 0)
             in_gap = self.active("gap", at_s) is not None
             is_lost = random.random() < self.drop or in_gap
             if is_image and not is_lost:

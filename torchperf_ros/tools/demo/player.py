@@ -67,10 +67,8 @@ def _run(log: LogReader | None, seconds: float, cameras: int) -> None:
         drawn = DriveLog(seconds, labelled=False, cameras=cameras)
         if cameras > 1:
             drawn = replace(drawn, width=SMALL[0], height=SMALL[1], rate_hz=SLOW_HZ)
-        chosen = [
-            *[LogTopic(topic, IMAGE_TYPE) for topic in drawn.image_topics],
-            LogTopic(ODOMETRY_TOPIC, ODOMETRY_TYPE),
-        ]
+        images = [LogTopic(topic, IMAGE_TYPE) for topic in drawn.image_topics]
+        chosen = [*images, LogTopic(ODOMETRY_TOPIC, ODOMETRY_TYPE)]
     else:
         chosen = drive_topics(log)
     topics = {topic.name: topic for topic in chosen}
@@ -103,12 +101,9 @@ def _run(log: LogReader | None, seconds: float, cameras: int) -> None:
             _note(f"played up to the damage: {error}")
         finally:
             end.cancel()
-            _say(
-                "done",
-                images=published.total(),
-                odometries=published.pop(ODOMETRY_TYPE, 0),
-                **{"late": player.tally.late, "worst_late_ms": player.tally.worst_late_ms},
-            )
+            odometries = published.pop(ODOMETRY_TYPE, 0)
+            tally = {"late": player.tally.late, "worst_late_ms": player.tally.worst_late_ms}
+            _say("done", images=published.total(), odometries=odometries, **tally)
 
 
 def main() -> int:

@@ -288,20 +288,11 @@ def _stage_table(state: DriveState) -> Iterator[RenderableType]:
         frames, dropped, answered, restarts = (DASH if count is None else f"{count:,}" for count in counts)
         on_time = f"{stage.on_time_share:.1%}" if math.isfinite(stage.on_time_share) else DASH
         p50, p99 = short(stage.number("p50_ms")), short(stage.number("p99_ms"))
-        rows.append(
-            [stage.name, frames, dropped, answered, on_time, p50, p99, _lateness(stage.worst_ms), restarts]
-        )
+        latest = _lateness(stage.worst_ms)
+        rows.append([stage.name, frames, dropped, answered, on_time, p50, p99, latest, restarts])
     yield Text(f" {state.title}, {state.elapsed_s:.1f} s", style="bold")
-    yield Padding(
-        console_table(
-            (
-                "stage",
-                *(">frames", ">dropped", ">answered", ">on time", ">p50", ">p99", ">latest", ">restarts"),
-            ),
-            rows,
-        ),
-        (0, 0, 0, 1),
-    )
+    heads = ">frames", ">dropped", ">answered", ">on time", ">p50", ">p99", ">latest", ">restarts"
+    yield Padding(console_table(("stage", *heads), rows), (0, 0, 0, 1))
     yield Text(
         " in ms: p50, p99, and latest, past the deadline; dropped: a newer one came first", style="dim"
     )
@@ -317,7 +308,8 @@ def _sabotage_table(state: DriveState) -> Iterator[RenderableType]:
         rows.append([kind, str(len(hits)), _lateness(max(late_ms, default=math.nan)), ", ".join(words)])
     title = "sabotage: what was injected, and how the frames that it hit were answered"
     yield Text(f" {title}", style="bold")
-    yield Padding(console_table(("fault", ">times", ">latest", "answered"), rows), (0, 0, 0, 1))
+    heads = ("fault", ">times", ">latest", "answered")
+    yield Padding(console_table(heads, rows), (0, 0, 0, 1))
 
 
 def _lateness(ms: float) -> str:
