@@ -25,7 +25,10 @@ def test_given_auto_when_chosen_then_it_is_cuda_just_where_there_is_one(monkeypa
     assert choose_device("auto") == torch.device("cuda", 0)
 
 
-@pytest.mark.parametrize(("wanted", "count"), [("cuda", 0), ("cuda:0", 0), ("cuda:2", 2), ("cuda:300", 64)])
+@pytest.mark.parametrize(
+    ("wanted", "count"),
+    [("cuda", 0), ("cuda:0", 0), ("cuda:2", 2), ("cuda:300", 64), ("foo", 0), ("mps", 1)],
+)
 def test_given_a_cuda_device_that_is_not_there_then_the_error_says_how_many_there_are(
     monkeypatch, wanted, count
 ):

@@ -144,6 +144,8 @@ def test_given_what_belongs_to_somebody_else_when_kept_then_it_is_left_alone(tmp
     folder.keep("some", writes(1))
     assert (tmp_path / "notes").is_dir()
     assert (tmp_path / "20260101T000000.000Z_file").is_file()
+    (tmp_path / "20260101T000000.000Z_link").symlink_to(tmp_path / "notes")
+    assert folder.clear()[0] == 1
 
 
 def keep_some(root):

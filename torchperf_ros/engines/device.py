@@ -52,18 +52,17 @@ def choose_device(wanted: str, *, before: str = "") -> torch.device:
     stage ran on.
 
     Raises:
-        ConfigError: a CUDA device that this machine does not have.
+        ConfigError: a device that this machine does not have.
         DeviceLost: likewise, but an earlier worker had it.
     """
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     wanted = before or wanted
     if wanted == "auto":
         wanted = "cuda" if torch.cuda.is_available() else "cpu"
-    asked = _INDEX.fullmatch(wanted)
-    if asked is None:
+    if wanted == "cpu":
         return torch.device(wanted)
-    index = int(asked[1] or 0)  # torch keeps 8 bits: 300 would be 44
-    count = torch.cuda.device_count()
+    asked, count = _INDEX.fullmatch(wanted), torch.cuda.device_count()
+    index = count if asked is None else int(asked[1] or 0)  # torch keeps 8 bits: 300 would be 44
     if torch.cuda.is_available() and index < count:
         return torch.device("cuda", index)
     found = f"torch {torch.__version__} sees {count} CUDA devices"

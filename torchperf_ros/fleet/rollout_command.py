@@ -193,8 +193,9 @@ def sign(
             )
         if there.stage == found.stage and (lost := [*{*there.revoked} - {*found.revoked, *found.again}]):
             fail(
-                f"plan {plan}: {target} takes {', '.join(sorted(lost))} back, and a vehicle that was away meanwhile"
-                f" would keep it; write it into {plan}, too: under `revoked`, or to bring it back under `again`"
+                f"plan {plan}: {target} takes {', '.join(sorted(lost))} back, and a vehicle that was away"
+                f" meanwhile would keep it; write it into {plan}, too: under `revoked`, or to bring it back"
+                " under `again`"
             )
     write_output(target, signature.sign(found, private))
     typer.echo(
@@ -329,7 +330,7 @@ def advance(
     key: Private = _KEY,
     write: Write = False,
     force: Annotated[
-        bool, Option("--force", help="Also without enough data; not over a broken guard.")
+        bool, Option("--force", help="Over any verdict or none; not over a broken guard.")
     ] = False,
 ) -> None:
     """Write the plan of the next step, if the figures allow it.
@@ -503,8 +504,8 @@ def _next(
 ) -> None:
     """Sign what comes next, and write it, or say what would be written.
 
-    The change is one of the plan as it is now: another operator may have written one, a roll-back above all, since it
-    was `judged`.
+    The change is one of the plan as it is now: another operator may have written one, a roll-back above all,
+    since it was `judged`.
     """
     if path.suffix in _YAML:
         fail(f"{path}: is not signed; `torchperf rollout sign {path}` comes first")

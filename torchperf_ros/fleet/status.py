@@ -663,6 +663,8 @@ def _forest(standing: RolloutStanding) -> "go.Figure | str":
     for edge in (-1, 1):
         figure.add_vline(x=edge, line={"color": "#D55E00", "dash": "dot", "width": 1})
     figure.update_layout(
-        xaxis_title_text="in margins; dotted: where it begins to matter", height=120 + 34 * len(shown)
+        xaxis_title_text="in margins; dotted: where it begins to matter",
+        yaxis_automargin=True,  # for the names of metrics and GPUs
+        height=120 + 34 * len(shown),
     )
     return figure

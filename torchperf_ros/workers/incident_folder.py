@@ -97,7 +97,9 @@ class IncidentFolder:
     def incidents(self) -> list[Path]:
         """The complete ones, oldest first."""
         found = self.root.iterdir() if self.root.is_dir() else ()
-        return sorted(path for path in found if _NAME.fullmatch(path.name) and path.is_dir())
+        return sorted(
+            path for path in found if _NAME.fullmatch(path.name) and path.is_dir() and not path.is_symlink()
+        )
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:

@@ -74,8 +74,8 @@ def write_page(one: Drive, driven: Driven, path: Path) -> None:
             hoverinfo="skip",
             showlegend=False,
         )
-    for index in range(0, len(trace), 20):
-        for colour, outline in outlines(driven, trace[index]):
+    for moment in [*trace[:-1:20], trace[-1]]:  # the last one, as it may be where something was hit
+        for colour, outline in outlines(driven, moment):
             road.add_scatter(
                 x=outline[:, 0].round(2).tolist(),
                 y=outline[:, 1].round(2).tolist(),
@@ -84,7 +84,7 @@ def write_page(one: Drive, driven: Driven, path: Path) -> None:
                 line={"color": colour, "width": 1},
                 opacity=0.5,
                 showlegend=False,
-                name=f"{trace[index].at_s:.1f} s",
+                name=f"{moment.at_s:.1f} s",
             )
     own = [moment.vehicle[0] for moment in trace]
     road.update_layout(
