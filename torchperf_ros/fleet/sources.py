@@ -93,6 +93,7 @@ class ParameterSource(Source):
         self._candidate: Candidate | None = None
 
     def wish(self) -> Wish:
+        """The candidate beside or in service, unless it was rolled back since its file was named."""
         config = self._config()
         if config.candidate != self._file:
             self._file, self._candidate, self._out = config.candidate, None, ""
@@ -168,6 +169,7 @@ class PlanSource(Source):
         self._looked_s = -math.inf
 
     def wish(self) -> Wish:
+        """What the plan says, looked at every 2 s."""
         if time.monotonic() - self._looked_s > _LOOK_S:
             self.vehicle.learn(self._facts())
             self.vehicle.look()
@@ -183,6 +185,7 @@ class PlanSource(Source):
         return facts_of_vehicle(self._options(), drive=self._drive, gpu=self._device())
 
     def version(self, name: str) -> Candidate:
+        """A version as the plan has it, whose workers are about to start."""
         self.vehicle.runs(name)
         versions = (self.vehicle.decision.serve, self.vehicle.decision.beside)
         return self._candidate(next(one for one in versions if one is not None and one.name == name))
@@ -205,6 +208,7 @@ class PlanSource(Source):
         return candidate_of(version.name, given, self._stage, self._values(), f"version {version.name}")
 
     def begins(self) -> None:
+        """Write down that it is on trial; raises a `TorchperfError` where that cannot be."""
         self.vehicle.begins_trial()
 
     def rolled_back(self, reason: str, version: str = "") -> None:
@@ -247,6 +251,7 @@ class PlanSource(Source):
         )
 
     def stops(self) -> None:
+        """The trial goes on after the next start."""
         self.vehicle.stops()
 
 

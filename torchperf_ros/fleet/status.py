@@ -240,6 +240,7 @@ def units_of(blocks: Mapping[str, Values], now_s: float = math.inf) -> Units:
 
 
 def margin_of(metric: str, margins: Margins) -> float:
+    """The smallest difference of a metric that matters, in its unit."""
     if metric == MISSES:
         return margins.miss_points / 100.0
     return math.log1p((margins.latency_percent if metric == LATENCY else margins.p99_percent) / 100.0)
@@ -642,6 +643,7 @@ def status_page(plan: RolloutPlan, standing: RolloutStanding, move: Move, left_o
 
 
 def _forest(standing: RolloutStanding) -> "go.Figure | str":
+    """Each difference with its interval and margin, in margins: 1 is where it matters."""
     import plotly.graph_objects as go
 
     shown = [one for one in standing.findings if math.isfinite(one.interval.low) and one.margin]

@@ -615,8 +615,8 @@ class VehicleRollout:
         same_rollout = before is not None and (before.name, before.version) == (plan.name, plan.version)
         if self._is_another(plan, before):
             raise PlanError(
-                f"{where}: its version {plan.version} has another candidate, or other files, than the one that"
-                " ran here; what differs needs a version of its own, which is tried anew"
+                f"{where}: its version {plan.version} has another candidate, or other files, than the one"
+                " that ran here; what differs needs a version of its own, which is tried anew"
             )
         if same_rollout and before and plan.share < before.share and plan.state != ROLLED_BACK:
             raise PlanError(

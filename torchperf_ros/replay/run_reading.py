@@ -88,6 +88,7 @@ _MESSAGES_AT_ONCE: Final = 1_000
 
 
 def recorded_logs(path: Path) -> tuple[Path, ...]:
+    """The recorded logs that a path stands for; none if it is something else."""
     if path.is_file():
         return (path,) if is_log(path) else ()
     if (path / _METADATA).is_file():
@@ -105,6 +106,7 @@ def _log_files(folder: Path) -> list[Path]:
 def _read_logs(
     path: Path, name: str, recordings: tuple[Path, ...], progress: Progress, node: str | None
 ) -> list[RunLog]:
+    """The recorded logs in a folder: its files are one log, folders in it are several."""
     if not recordings:
         raise RunLogError(f"log {path}: {_NO_LOG}, and holds none")
     if recordings[0].is_file():

@@ -100,6 +100,7 @@ class StageTimes:
     restart_ms: float = _RESTART_MS  # from a worker's death until its replacement is ready
 
     def calibrations(self) -> list[Calibration]:
+        """What a worker would have measured before its first frame, for each tier."""
         return [tier.inference.calibration for tier in self.tiers]
 
     def run(self, stamp_ns: int, seq: int, tier: int, attempt: int) -> RunTimes:

@@ -71,10 +71,12 @@ class VirtualPace(ReplayPace):
         return self._clock()
 
     def reach(self, t_ns: int, stages: ReplayStages, record: ReplayRecord) -> None:
+        """Let happen what is due until then, one event after the other."""
         self._run(t_ns, stages, record)
         self._clock.reach(t_ns)
 
     def finish(self, stages: ReplayStages, record: ReplayRecord) -> None:
+        """Let happen what is still to come, until every frame is answered."""
         self._run(None, stages, record)
 
     def _run(self, until_ns: int | None, stages: ReplayStages, record: ReplayRecord) -> None:
@@ -137,12 +139,14 @@ class _Pool:
         return getattr(self._real, name)
 
     def start(self) -> None:
+        """Start the processes, unless they are kept from another pace."""
         if self._starts:
             self._real.start()
         if self._kept is not None:
             self._kept[self._stage] = self._real
 
     def stop(self) -> None:
+        """End the processes, unless they are kept."""
         if self._kept is None or self._stage not in self._kept:
             self._real.stop()
 
@@ -395,6 +399,7 @@ class _Worker:
     def _compute(
         self, of: tuple[int, int, int, int], *, observe: bool, missed: int, last_step: int = 0
     ) -> tuple[Response, bytes] | None:
+        """What the process answers; None if it dies of it."""
         process, received = self._process, None
         with self._using:
             sent = process.usable and process.run(

@@ -168,9 +168,11 @@ class Approach:
     """Follows what one sensor shows in the vehicle's way, and says what threatens."""
 
     def __init__(self) -> None:
+        """Nothing has been seen yet."""
         self.forget()
 
     def forget(self) -> None:
+        """As if nothing had been seen."""
         self._in_way, self._beside = _Follower(), _Follower()
         self._points = Points(_NONE, _NONE, 0, 0, 0)  # of the last message
         self._at_s, self._place, self._yaw = -math.inf, 0j, 0.0

@@ -468,6 +468,7 @@ class Emergency:
 
     @property
     def state(self) -> str:
+        """One word: off, inactive, watching or latched."""
         if not self.options.sensors:
             return "off"
         return "latched" if self.latch is not None else "watching" if self.active else "inactive"

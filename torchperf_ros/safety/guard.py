@@ -113,6 +113,7 @@ class Known(NamedTuple):
 
     @classmethod
     def unpacked(cls, packed: Sequence[Any]) -> "Known":
+        """Of what `packed` gave."""
         options, stepped_ns, now_ns, ros_now_ns, moved, age_s, seen, *open_to = packed
         motion = moved and Motion(moved[0].encode("latin-1"), moved[1].encode("latin-1"), *moved[2:])
         situation = _Situation(now_ns, ros_now_ns, motion, age_s, Seen.unpacked(seen), *open_to)
@@ -498,6 +499,7 @@ class Guard:
         )
 
     def _note(self, path: TimedPath, judged: _Judgement, situation: _Situation) -> None:
+        """Remember which way the published plan leads."""
         motion = situation.motion
         raw = motion is None or path.frame not in {motion.frame, motion.child_frame}
         self._published = None if judged.lane is None else (path.frame, raw, situation.now_ns, judged.lane)
@@ -779,6 +781,10 @@ class Guard:
         return speed is None or abs(path.speed_at(situation.ros_now_ns) - speed) <= _AS_FAST
 
     def _last_valid(self, situation: _Situation) -> TimedPath | None:
+        """The last plan that was accepted, in the ROS time of now.
+
+        A step of that clock moves no place on it.
+        """
         if self._valid is None:
             return None
         path, motion = self._in_ros_time(self._valid, situation), situation.motion

@@ -107,6 +107,7 @@ def log_files(path: Path, notes: LogNotes) -> list[Path]:
 
 
 def _named(metadata: Path) -> tuple[list[Path], str]:
+    """The files that a folder's metadata names; and why none of them may be there."""
     if not metadata.is_file():
         return [], f"has no {_METADATA}"
     try:
@@ -135,6 +136,7 @@ def metadata_counts(path: Path) -> dict[str, int]:
 
 
 def is_log(path: Path) -> bool:
+    """Whether a file is called like one of a log, or begins like one."""
     return path.name.endswith(SUFFIXES) or any(
         _begin(path).startswith(magic) for _, magic in _KINDS.values()
     )
@@ -184,6 +186,10 @@ class LogType:
     """
 
     def __init__(self, channel: Channel, path: Path, notes: LogNotes) -> None:
+        """Understand the type of a channel of the log at `path`.
+
+        If it is not known here, it is from now on.
+        """
         self.name = channel.type_name
         self._begin = f"log {path}: topic {channel.topic}: {self.name}"
         self.own: Typestore | None = None
@@ -251,6 +257,10 @@ class LogType:
             return None
 
     def _compare(self, channel: Channel, here: Typestore, notes: LogNotes) -> None:
+        """Note a definition that lays out other bytes.
+
+        Where the log has none, a hash that is another one.
+        """
         ours = _hash(here, self.name)
         theirs = channel.digest or (_hash(self.own, self.name) if self.own is not None else "")
         if self.own is not None:
@@ -451,12 +461,14 @@ class LogReader(contextlib.AbstractContextManager["LogReader"]):
                 self._compare_counts(converters, read)
 
     def _span_ns(self, start_ns: int | None, end_ns: int | None) -> tuple[float, float]:
+        """From when to when messages are read: all, or what is asked for, and never what is set aside."""
         first, last = (self.start_ns, self.end_ns + 1) if self.findings.set_aside else (-math.inf, math.inf)
         return max(first, -math.inf if start_ns is None else start_ns), min(
             last, math.inf if end_ns is None else end_ns
         )
 
     def _compare_counts(self, channels: Collection[Channel], read: Mapping[Channel, int]) -> None:
+        """Note where a whole reading gave fewer messages than the file says that it has."""
         stated = {channel: self._counts[channel] for channel in channels if self._counts[channel] >= 0}
         missing = {
             channel: count - read[channel] for channel, count in stated.items() if count > read[channel]
@@ -473,6 +485,7 @@ class LogReader(contextlib.AbstractContextManager["LogReader"]):
             self.findings.messages_lost += lost
 
     def _compare_metadata(self) -> None:
+        """Note where a folder's metadata says that it has other numbers of messages than its files."""
         known = {name: topic.count for name, topic in self.topics.items()}
         differing = [
             f"{name} {count:,} instead of {known.get(name, 0):,}"
@@ -590,6 +603,7 @@ class LogReader(contextlib.AbstractContextManager["LogReader"]):
 
     @contextlib.contextmanager
     def _guarded(self, path: Path | None = None) -> Iterator[None]:
+        """Turns every error that a damaged file leads to into a `LogError`."""
         try:
             yield
         except TorchperfError:

@@ -44,6 +44,8 @@ class Damaged(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Channel:
+    """Messages of one topic and type in one file."""
+
     topic: str  # for example `/camera`
     type_name: str  # for example `sensor_msgs/msg/Image`
     encoding: str  # of the messages: `cdr`, `ros1`, or something that cannot be read
@@ -80,6 +82,8 @@ class RawMessage(NamedTuple):
 
 
 class Span(NamedTuple):
+    """From when to when, in ns, a file has so many messages, and on which channels."""
+
     start_ns: int
     end_ns: int
     messages: int

@@ -149,6 +149,7 @@ class Pace:
         return self._start_ns + round((t_ns - self._log_start_ns) / self._rate)
 
     def log_ns(self, now_ns: int) -> int:
+        """Time of the log at this monotonic time; it stands still during a pause."""
         now_ns = now_ns if self._paused_ns is None else self._paused_ns
         return self._log_start_ns + round((now_ns - self._start_ns) * self._rate)
 
