@@ -242,8 +242,8 @@ def _capture(
     before, after = (run.operations for run in runs)
     if holds_lazy(outputs) or _plain_values(outputs) != plain or before != after:
         raise EngineUnavailable(
-            "no CUDA graph: its outputs hold a generator, or a plain value that is another at each call, or it"
-            f" computes otherwise at each call, {', '.join(sorted({*before} ^ {*after})[:1])}"
+            "no CUDA graph: its outputs hold a generator, or a plain value that is another at each call,"
+            f" or it computes otherwise at each call, {', '.join(sorted({*before} ^ {*after})[:1])}"
         )
     # A model may fill the same dict or list at each call.
     own = mapped(outputs, lambda leaf: leaf)

@@ -35,7 +35,8 @@ class CompileProcess:
 
     That one writes JSON objects, one per line: `kind` is `tiers` (those that were guessed), `tier` (tier,
     number, step, and while a CUDA graph is captured its key as `capturing`), `planned` (tier, text),
-    `built` (tier, package, manifest), `failed` (tier, text) or `done`. What compilers print is kept for `death_reason`.
+    `built` (tier, package, manifest), `failed` (tier, text) or `done`. What compilers print is kept for
+    `death_reason`.
 
     Attributes:
         news: descriptor that is readable when there is a message, or it has ended.

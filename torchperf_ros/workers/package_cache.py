@@ -32,8 +32,8 @@ from torchperf_ros.workers.package_manifest import (
 _MIB = 1 << 20
 _FORGOTTEN_S = 90 * 86_400.0
 _CHOICE = ".choice"
-# What is known of capturing a model: why it failed, and that a process has died of it. Files of earlier versions
-# have a process's number before the latter suffix; they are no deaths.
+# What is known of capturing a model: why it failed, and that a process has died of it. Files of earlier
+# versions have a process's number before the latter suffix; they are no deaths.
 _CAPTURE_FAILED, _DEATH = ".uncapturable", ".capturing"
 # What the system, compilers and libraries write about a disk that takes no more, and about one of others.
 _FULL = (
