@@ -33,10 +33,12 @@ _NAMES = {OURS: "torchperf_ros", NAIVE: "naive"}
 _BARE = "bare loop"
 _FIRST_FRAMES = 10  # of each slice: after the pause, caches are cold
 _P50_MS, _P99_MS = 0.5, 1.0
-_MOST_OF_NAIVE, _MOST_OF_BARE = 0.8, 1.05
+# Of the naive node's stamp to publish, by the device of the model.
+_MOST_OF_NAIVE = {"cpu": 0.8, "cuda": 0.7}
+_MOST_OF_BARE = 1.05
 _EPILOG = """\
 targets: at 1280x720, overhead p50 <= 0.5 ms, p99 <= 1 ms; from 1280x720 on, p50 and p99: the model's steps <= 1.05
-times those of the bare loop, stamp to publish <= 0.8 times the naive node's
+times those of the bare loop, stamp to publish <= 0.8 times the naive node's (0.7 on CUDA)
 
 examples:
   ./run bench overhead
@@ -59,7 +61,7 @@ def main() -> int:
     figures = _measure(arguments)
     for size, nodes in figures.items():
         _show(report, size, nodes)
-    report.finish(figures, _targets(figures))
+    report.finish(figures, _targets(figures, _MOST_OF_NAIVE[arguments.device]))
     return 0
 
 
@@ -133,7 +135,7 @@ def _show(report: Report, size: str, nodes: dict[str, Any]) -> None:
     )
 
 
-def _targets(figures: dict[str, Any]) -> list[Target]:
+def _targets(figures: dict[str, Any], most_of_naive: float) -> list[Target]:
     targets = []
     for size, nodes in figures.items():
         ours, naive, bare = (nodes[name] for name in (*_NAMES.values(), _BARE))
@@ -155,7 +157,7 @@ def _targets(figures: dict[str, Any]) -> list[Target]:
                         f"stamp to publish {key}, {size}, beside the naive node",
                         whole,
                         "<=",
-                        _MOST_OF_NAIVE,
+                        most_of_naive,
                     ),
                 ]
     return targets
