@@ -40,9 +40,9 @@ def image(encoding="rgb8", pixels=None, padding=0, **changes):
     return empty_message("sensor_msgs/msg/Image", **values | changes)
 
 
-def compressed(data: bytes, form="jpeg"):
+def compressed(data: bytes, form="jpeg", **fields):
     data = np.frombuffer(data, np.uint8)
-    return empty_message("sensor_msgs/msg/CompressedImage", format=form, data=data)
+    return empty_message("sensor_msgs/msg/CompressedImage", format=form, data=data, **fields)
 
 
 def file_of(pixels, kind="PNG", mode=None) -> bytes:

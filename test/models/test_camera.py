@@ -1,4 +1,5 @@
 import math
+import sys
 
 import numpy as np
 import PIL.Image
@@ -287,10 +288,11 @@ def test_given_vision_msgs_when_chosen_then_boxes_are_2d_and_survive_the_wire(vi
     assert (hypothesis.class_id, hypothesis.score) == ("pedestrian", 0.75)
 
 
-def test_given_no_vision_msgs_when_chosen_then_construction_says_what_to_install(monkeypatch):
+def test_given_no_vision_msgs_when_chosen_then_construction_says_what_to_install(monkeypatch, tmp_path):
     store = get_typestore(Stores.ROS2_JAZZY)
     monkeypatch.setattr(message_types, "_store", lambda: store)
-    monkeypatch.setattr(message_types, "_share_folders", lambda: iter(()))
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.delenv("AMENT_PREFIX_PATH", raising=False)
     with pytest.raises(UnknownMessageType, match="install vision_msgs"):
         CameraAdapter({"output": "detection2d"}, CPU)
 

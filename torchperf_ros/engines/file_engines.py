@@ -442,22 +442,19 @@ class OpenVino(PackageEngine):
         compiled = _openvino_core().import_model(
             io.BytesIO(path.read_bytes()), "CPU", _openvino_settings(options)
         )
-        request, ports = compiled.create_infer_request(), compiled.outputs
-        is_fixed = all(port.partial_shape.is_static for port in ports)
-        made = [(tuple(port.shape), port.element_type.to_dtype()) for port in ports if is_fixed]
+        request, numbers = compiled.create_infer_request(), range(len(compiled.outputs))
 
         def call(*inputs: torch.Tensor) -> list[torch.Tensor]:
-            """Inputs are read where they are; outputs are new memory at every call."""
+            """Inputs are read where they are; outputs are new memory at every call.
+
+            OpenVINO's own is written to by the next call, and is the input's where an output is an input as it came:
+            memory that is handed to it beforehand stays empty then.
+            """
             held = [tensor.contiguous().numpy() for tensor in inputs]
             for number, array in enumerate(held):
                 request.set_input_tensor(number, openvino.Tensor(array, shared_memory=True))
-            outputs = [np.empty(*each) for each in made]
-            for number, array in enumerate(outputs):
-                request.set_output_tensor(number, openvino.Tensor(array, shared_memory=True))
             request.infer()
-            if not is_fixed:
-                outputs = [request.get_output_tensor(port).data.copy() for port in range(len(ports))]
-            return [torch.from_numpy(array) for array in outputs]
+            return [torch.from_numpy(request.get_output_tensor(number).data.copy()) for number in numbers]
 
         return call
 
