@@ -367,11 +367,17 @@ def test_given_the_pages_task_when_its_model_is_trained_then_build_gets_the_weig
         check=True,
         capture_output=True,
     )
-    code = (
-        "from my_robot.task import *\n"
-        "net = load(Network(8, 4), 'fast', 'mine/segmenter.safetensors'); print(net.head.bias.tolist())"
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "from my_robot.task import *\n"
+            "net = load(Network(8, 4), 'fast', 'mine/segmenter.safetensors'); print(net.head.bias.tolist())",
+        ],
+        check=True,
+        capture_output=True,
+        text=True,
     )
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert json.loads(done.stdout) == load_file("mine/segmenter.safetensors")["fast.head.bias"].tolist()
 
 

@@ -200,6 +200,13 @@ def test_given_a_scripted_part_when_built_then_it_is_named(engine):
 
 
 @torch.inference_mode()
+def test_given_a_model_that_gives_its_input_when_built_then_each_answer_is_that_of_its_own_call(engine):
+    model, inputs = torch.nn.Identity().eval(), [torch.full((1, 2), value) for value in (1.0, 2.0, 3.0)]
+    runner = make_runner(BuiltTier(model, (torch.ones(1, 2),), {}, CPU), BuildOptions(engine))
+    assert torch.equal(torch.cat([runner.call(one) for one in inputs]), torch.cat(inputs))
+
+
+@torch.inference_mode()
 def test_given_an_exported_program_when_built_then_it_runs_as_any_model(engine):
     with torch.inference_mode(mode=False):
         layers = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()).eval()

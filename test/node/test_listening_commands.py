@@ -5,9 +5,7 @@ With logs, beside a node, and with unusable input.
 
 import contextlib
 import os
-import sys
 import threading
-from pathlib import Path
 
 import psutil
 import pytest
@@ -18,9 +16,7 @@ from torchperf_ros.observe.telemetry.diagnostics import diagnostic_bytes
 from torchperf_ros.tools.main import app
 
 pytest.importorskip("plotly", reason="plotly is not installed")
-sys.path.insert(0, str(Path(__file__).parents[1] / "observe" / "runs"))
-import report_logs as logs
-
+from ..observe.runs import report_logs as logs
 from .perf_process import DOMAIN_ID
 
 RUNNER = CliRunner()
