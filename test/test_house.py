@@ -66,7 +66,7 @@ STATEMENTS = {
     # A node whose lane is off asks whether that is latched.
     # Its readers share memory by a profile.
     # What a publisher keeps is heard, also of a trigger, and whoever starts first.
-    "node": 2460,
+    "node": 2464,
     # Steps of the clock, pauses, odd stamps and messages of a second type are named.
     "replay": 4101,
     "models": 1859,

@@ -39,6 +39,9 @@ LATCHED_QOS = QoSProfile(
 )
 # How many messages back one is known again that comes by another subscription, too.
 _KNOWN: Final = 8
+# Whether rclpy's executor gives a callback the info of its message, as from 3.4 on; that of Humble does not.
+_GIVES_INFO: Final = hasattr(Subscription, "CallbackType")
+_UNKNOWN: Final = {"source_timestamp": 0}
 OUTPUT_QOS = QoSProfile(
     depth=10, reliability=ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.VOLATILE
 )
@@ -208,9 +211,12 @@ class Endpoints:
             if is_heard:
                 self._record(source.topic, data)
 
+        callback = receive if _GIVES_INFO else lambda data, info=_UNKNOWN: receive(data, info)
         self.inputs.append(source)
-        self._not_asked.append((source, receive))
-        self._take_input(source, receive, qos)
+        # What comes by two subscriptions would count twice there, which is seen of a trigger only.
+        if _GIVES_INFO or source.index != 0 or self._by_ring is not None:
+            self._not_asked.append((source, callback))
+        self._take_input(source, callback, qos)
 
     def _can_use(self, source: StageInput) -> bool:
         """Whether a message is not lost on the stage: that of a trigger is, where no worker can answer it."""
