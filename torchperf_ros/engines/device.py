@@ -41,7 +41,7 @@ _INDEX = re.compile(r"cuda(?::(\d+))?")
 
 
 def refused_memory(device: torch.device) -> int:
-    """How often the allocator had not enough memory on a CUDA device; also where the call got some in the end."""
+    """How often the allocator had not enough memory on a CUDA device, also where it got some in the end."""
     return int(torch.cuda.memory_stats(device).get("num_ooms", 0))
 
 

@@ -447,8 +447,8 @@ class OpenVino(PackageEngine):
         def call(*inputs: torch.Tensor) -> list[torch.Tensor]:
             """Inputs are read where they are; outputs are new memory at every call.
 
-            OpenVINO's own is written to by the next call, and is the input's where an output is an input as it came:
-            memory that is handed to it beforehand stays empty then.
+            OpenVINO's own is written to by the next call, and is the input's where an output is an input as it
+            came: memory that is handed to it beforehand stays empty then.
             """
             held = [tensor.contiguous().numpy() for tensor in inputs]
             for number, array in enumerate(held):
