@@ -131,16 +131,10 @@ def test_given_a_disk_that_is_full_when_an_output_is_written_then_the_one_before
 def test_given_a_log_that_begins_again_when_followed_then_the_time_left_is_of_this_round(
     monkeypatch, capsys
 ):
-    def at(clock_s, done):
-        now_s[0] = clock_s
-        tell(done, 60)
-
     now_s, bars = [0.0], shell.progress_bars()
     bars.get_time = lambda: now_s[0]
     monkeypatch.setattr(shell, "monotonic", bars.get_time)
     tell = shell.follow(bars, "drive.mcap", per_s=1.0)
-    at(1.0, 0)
-    at(91.0, 50)
-    at(111.0, 1)  # the next round
-    at(151.0, 41)
+    for now_s[0], done in ((1.0, 0), (91.0, 50), (111.0, 1), (151.0, 41)):  # the third is in the next round
+        tell(done, 60)
     assert capsys.readouterr().err.splitlines()[-1] == "drive.mcap: at 41.0 of 60.0 s, 19 s left"

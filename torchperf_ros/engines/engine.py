@@ -228,9 +228,18 @@ def _capture(
             torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"),
         ):
             outputs = call(*inputs)
-    except Exception as ended:
-        # The end of a capture that has failed raises as well, and says less.
-        error = ended.__context__ or ended
+    except Exception as ended:  # the model's and the driver's boundary
+        # The end of a capture that has failed raises as well, and says less: its context is the error that
+        # came through here. An error of the model may have one, too, which the model handled: no reason.
+        error = (
+            ended.__context__
+            if ended.__context__ is not None
+            and any(
+                frame.f_code is _capture.__code__
+                for frame, _ in traceback.walk_tb(ended.__context__.__traceback__)
+            )
+            else ended
+        )
         lacks_memory = "out of memory" in str(error) or refused_memory(device) > refused
         if graph is None and not lacks_memory:
             raise
@@ -245,9 +254,9 @@ def _capture(
             "no CUDA graph: its outputs hold a generator, or a plain value that is another at each call,"
             f" or it computes otherwise at each call, {', '.join(sorted({*before} ^ {*after})[:1])}"
         )
+    reads = [tensor for seen in runs[1].seen if (tensor := seen()) is not None]
     # A model may fill the same dict or list at each call.
-    own = mapped(outputs, lambda leaf: leaf)
-    return graph, own, [tensor for seen in runs[1].seen if (tensor := seen()) is not None]
+    return graph, mapped(outputs, lambda leaf: leaf), reads
 
 
 def _plain_values(outputs: Any) -> tuple[str, list[Any]]:  # noqa: ANN401 - a model may return anything

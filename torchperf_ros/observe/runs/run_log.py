@@ -83,6 +83,9 @@ class StageLog:
             compared.
         candidate: the last status of the other version of its model, by the keys of `/diagnostics`; else
             empty.
+        dropped: how many frames were never started; None where not known.
+        lateness_ms: how far past its deadline each frame was answered. Negative: before; NaN where the log
+            does not say, or the frame had none.
     """
 
     name: str
