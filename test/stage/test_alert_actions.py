@@ -152,9 +152,9 @@ KINDS = sorted(OF_ANSWERS | OF_MACHINE | OF_INPUTS)
 
 
 class Node:
-    """Stages with rules, and a machine in which actions have effects: of those that they may have."""
+    """Stages with rules, and a machine in which actions have this share of the effects that they may have."""
 
-    def __init__(self, rules, draw):
+    def __init__(self, rules, draw, share=0.9):
         self.draw, self.second, self.last, self.changes = draw, 0, {}, {name: [] for name in rules}
         scenes = {
             "scenes": ["slow", "heavy"],
@@ -177,7 +177,7 @@ class Node:
         fed = {name: [taker for taker in FEEDS[name] if taker in rules] for name in rules}
         find_circles({self.stages[name]: [self.stages[taker] for taker in fed[name]] for name in rules})
         self.effects = {
-            (name, action): {one for one in self.reached(name, action, fed) if draw.random() < 0.9}
+            (name, action): {one for one in self.reached(name, action, fed) if draw.random() < share}
             for name in rules
             for action in MAY_CAUSE
         }
@@ -187,14 +187,14 @@ class Node:
         return stage_config(stage, {**self.given, **values}, **({"stream": stream} if stream else {}))
 
     def reached(self, name, action, fed):
-        """What the action of a stage may bring about, and after how many seconds."""
+        """What the action of a stage may bring about, and after how many seconds: in the same order each time."""
         by_probes = 8 * (action == "lower_tier")  # until frames run on the tier that is allowed again
         heavy = "load" in MAY_CAUSE[action]
         others = [one for one in fed if heavy or one.split(".")[0] == name.split(".")[0]]
         near = {(other, kind): by_probes for other in others for kind in MAY_CAUSE[action]}
         takers = set(fed[name]).union(*(fed[taker] for taker in fed[name]))
         far = {(taker, kind): 8 for taker in takers for kind in OF_ANSWERS | OF_INPUTS}
-        return (near | far | ({(name, "load"): 0} if takers else {})).items()
+        return sorted((near | far | ({(name, "load"): 0} if takers else {})).items())
 
     def seconds(self, count, cause):
         """Drive on for so long; what is in force after each second, by stage."""
@@ -210,7 +210,7 @@ class Node:
                     {what: max(self.last.get(what, 0), self.second + s) for what, s in effects}
                 )
         found = {what for what, at in self.last.items() if self.second - at <= LASTS_S.get(what[1], 2)}
-        for stage, kind in found | cause:
+        for stage, kind in self.draw.sample(sorted(found | cause), len(found | cause)):
             name = "machine" if kind in OF_MACHINE - OF_INPUTS else stage
             for each in self.stages.values():
                 each.report(alert(f"{name}: {kind}"), now_ns)
@@ -287,7 +287,9 @@ def test_given_rules_that_make_no_circle_when_a_cause_lasts_then_the_actions_of_
 def test_given_a_circle_over_two_stages_when_its_cause_is_over_then_it_ends_and_each_stage_says_why():
     """The second worker loads the machine; the lower tier that follows has the planner find other inputs."""
     node = Node(
-        {"camera.front": {"load": "lower_tier"}, "planner": {"output": "backup_active"}}, random.Random(2)
+        {"camera.front": {"load": "lower_tier"}, "planner": {"output": "backup_active"}},
+        random.Random(2),
+        share=1.0,
     )
     assert any(len(in_force) == 2 for in_force in node.seconds(20, {("planner", "output")}))
     assert not any(node.seconds(400, set())[-300:])
