@@ -33,12 +33,12 @@ from torchperf_ros.fleet.status import (
     ALPHA,
     METRICS,
     STRETCH_BLOCKS,
-    CandidateVerdict,
     Units,
     interval,
     margin_of,
     units_of,
 )
+from torchperf_ros.observe.runs.changes import Judgement
 
 _DRIVE, _VEHICLE = 0.02, 0.02  # of the logarithm
 _DAY_MIN = 1440
@@ -121,8 +121,8 @@ def decisions(fleet: NullFleet, seed: int) -> tuple[bool, bool]:
             found = interval(values[:end], units.vehicle[:end], alpha, least)
             for number, margin in enumerate(margins):
                 decided[number] |= found.verdict(margin) in {
-                    CandidateVerdict.BETTER,
-                    CandidateVerdict.WORSE,
+                    Judgement.BETTER,
+                    Judgement.WORSE,
                 }
             if all(decided):
                 break

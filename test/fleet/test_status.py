@@ -13,13 +13,13 @@ from torchperf_ros.fleet.status import (
     LATENCY,
     MISSES,
     P99,
-    CandidateVerdict,
     ConfidenceInterval,
     MetricVerdict,
     interval,
     margin_of,
     units_of,
 )
+from torchperf_ros.observe.runs.changes import Judgement
 
 
 def test_given_fleets_on_which_nothing_differs_when_looked_at_every_minute_then_at_most_one_in_twenty_is_decided():
@@ -50,16 +50,16 @@ def test_given_a_difference_when_units_come_then_it_is_found_and_intervals_hold_
         assert found.low < 0.05 < found.high
         widths.append(found.high - found.low)
     assert widths == sorted(widths, reverse=True)
-    assert found.verdict(0.03) is CandidateVerdict.WORSE
-    assert interval(-values, vehicles, ALPHA).verdict(0.03) is CandidateVerdict.BETTER
-    assert interval(values - 0.05, vehicles, ALPHA).verdict(0.03) is CandidateVerdict.EQUIVALENT
+    assert found.verdict(0.03) is Judgement.WORSE
+    assert interval(-values, vehicles, ALPHA).verdict(0.03) is Judgement.BETTER
+    assert interval(values - 0.05, vehicles, ALPHA).verdict(0.03) is Judgement.EQUIVALENT
 
 
 def test_given_vehicles_that_differ_for_good_when_few_then_the_interval_is_as_wide_as_they_differ():
     random = np.random.default_rng(3)
     vehicles = np.repeat(np.arange(20), 200)
     values = random.normal(0, 0.1, 20)[vehicles] + random.normal(0, 0.01, 4000)
-    assert interval(values, vehicles, ALPHA).verdict(0.01) is CandidateVerdict.NOT_ENOUGH
+    assert interval(values, vehicles, ALPHA).verdict(0.01) is Judgement.NOT_ENOUGH
     assert (
         interval(values, np.arange(4000), ALPHA).high - interval(values, np.arange(4000), ALPHA).low < 0.02
     )
@@ -69,7 +69,7 @@ def test_given_too_few_units_or_vehicles_when_asked_then_there_is_no_interval():
     for count, vehicles in ((59, 30), (500, 9)):
         found = interval(np.zeros(count), np.arange(count) % vehicles, ALPHA)
         assert (found.low, found.high, found.units) == (-math.inf, math.inf, count)
-        assert found.verdict(0.1) is CandidateVerdict.NOT_ENOUGH
+        assert found.verdict(0.1) is Judgement.NOT_ENOUGH
 
 
 def test_given_an_interval_that_is_too_wide_when_asked_then_so_many_units_as_it_says_make_it_narrow_enough():
@@ -122,7 +122,7 @@ def test_given_an_interval_that_is_too_wide_when_asked_then_so_many_units_as_it_
 def test_given_too_little_for_a_verdict_when_asked_then_what_is_missing_and_how_long_it_takes_is_said(
     found, metric, said
 ):
-    finding = MetricVerdict("", metric, found, 0.05, CandidateVerdict.NOT_ENOUGH)
+    finding = MetricVerdict("", metric, found, 0.05, Judgement.NOT_ENOUGH)
     assert said in finding.lacks(8.0, 1.0)
 
 
@@ -131,16 +131,16 @@ def test_given_no_miss_at_all_when_units_come_then_three_that_chance_may_have_hi
     assert none.high > 3 / (70 * 1800)
     assert (
         interval(np.zeros(7000), np.arange(7000), ALPHA, least=1 / 54_000).verdict(0.001)
-        is CandidateVerdict.EQUIVALENT
+        is Judgement.EQUIVALENT
     )
 
 
 @pytest.mark.parametrize(
     ("found", "limited"),
     [
-        (ConfidenceInterval(0.1, 0.06, 0.2), CandidateVerdict.WORSE),
-        (ConfidenceInterval(0.01, 0.0, 0.04), CandidateVerdict.EQUIVALENT),
-        (ConfidenceInterval(0.05, 0.0, 0.1), CandidateVerdict.NOT_ENOUGH),
+        (ConfidenceInterval(0.1, 0.06, 0.2), Judgement.WORSE),
+        (ConfidenceInterval(0.01, 0.0, 0.04), Judgement.EQUIVALENT),
+        (ConfidenceInterval(0.05, 0.0, 0.1), Judgement.NOT_ENOUGH),
     ],
 )
 def test_given_a_share_with_a_limit_when_asked_then_the_interval_decides(found, limited):
@@ -148,7 +148,7 @@ def test_given_a_share_with_a_limit_when_asked_then_the_interval_decides(found, 
 
 
 def test_given_a_difference_below_its_margin_when_certain_then_it_is_neither_worse_nor_enough():
-    assert ConfidenceInterval(0.02, 0.01, 0.03).verdict(0.025) is CandidateVerdict.NOT_ENOUGH
+    assert ConfidenceInterval(0.02, 0.01, 0.03).verdict(0.025) is Judgement.NOT_ENOUGH
     assert margin_of(LATENCY, Margins()) == pytest.approx(math.log(1.02))
     assert margin_of(P99, Margins()) == pytest.approx(math.log(1.03))
     assert margin_of(MISSES, Margins()) == pytest.approx(0.001)

@@ -35,6 +35,7 @@ from torchperf_ros import __version__
 from torchperf_ros.api.text import console_table
 from torchperf_ros.fleet.plan import DONE, ROLLED_BACK, Margins, RolloutPlan
 from torchperf_ros.fleet.records import SERVING, Brought
+from torchperf_ros.observe.runs.changes import STYLES, TAGS, Judgement
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -65,13 +66,6 @@ _UNSEEN: Final = 3.0
 LATENCY, P99, MISSES, DISAGREEMENT = "latency", "p99", "misses", "disagreement"
 # What is compared by differences; the disagreement of outputs is one figure with a limit.
 METRICS: Final = (LATENCY, P99, MISSES)
-
-
-class CandidateVerdict(enum.Enum):
-    BETTER = "better"
-    WORSE = "worse"
-    EQUIVALENT = "equivalent"
-    NOT_ENOUGH = "not enough data"
 
 
 @dataclass(frozen=True)
@@ -105,29 +99,25 @@ class ConfidenceInterval:
             count *= 1.1
         return count
 
-    def verdict(self, margin: float) -> CandidateVerdict:
+    def verdict(self, margin: float) -> Judgement:
         """More is worse.
 
         The interval excludes 0 and the mean is beyond the margin, or all of it is within.
         """
         if self.low > 0 and self.mean >= margin:
-            return CandidateVerdict.WORSE
+            return Judgement.WORSE
         if self.high < 0 and self.mean <= -margin:
-            return CandidateVerdict.BETTER
-        return (
-            CandidateVerdict.EQUIVALENT
-            if -margin < self.low and self.high < margin
-            else CandidateVerdict.NOT_ENOUGH
-        )
+            return Judgement.BETTER
+        return Judgement.EQUIVALENT if -margin < self.low and self.high < margin else Judgement.NOT_ENOUGH
 
-    def limited(self, limit: float) -> CandidateVerdict:
+    def limited(self, limit: float) -> Judgement:
         """Of a share: worse where it is over the limit, equivalent where it is below."""
         return (
-            CandidateVerdict.WORSE
+            Judgement.WORSE
             if self.low > limit
-            else CandidateVerdict.EQUIVALENT
+            else Judgement.EQUIVALENT
             if self.high < limit
-            else CandidateVerdict.NOT_ENOUGH
+            else Judgement.NOT_ENOUGH
         )
 
 
@@ -286,7 +276,7 @@ class MetricVerdict:
     metric: str
     interval: ConfidenceInterval
     margin: float
-    verdict: CandidateVerdict
+    verdict: Judgement
 
     def lacks(self, per_h: float, share: float) -> str:
         """What is missing for a verdict, and how long it takes.
@@ -500,7 +490,7 @@ def next_move(plan: RolloutPlan, standing: RolloutStanding) -> Move:
             ),
             True,
         )
-    worse = [one for one in standing.findings if one.verdict is CandidateVerdict.WORSE]
+    worse = [one for one in standing.findings if one.verdict is Judgement.WORSE]
     if goes_on and worse:
         on = {one.group: f" on {one.group}" if one.group else "" for one in worse}
         return Move(
@@ -521,9 +511,7 @@ def next_move(plan: RolloutPlan, standing: RolloutStanding) -> Move:
             f"step {plan.step} has {exposure_h:.1f} h of driving with the candidate; it needs "
             f"{step.least_exposure_h:g} h"
         )
-    lacking = [
-        one for one in standing.findings if not one.group and one.verdict is CandidateVerdict.NOT_ENOUGH
-    ]
+    lacking = [one for one in standing.findings if not one.group and one.verdict is Judgement.NOT_ENOUGH]
     lacks = tuple(dict.fromkeys(one.lacks(standing.units_per_h, step.share) for one in lacking))
     is_last = plan.step == len(plan.steps) - 1
     if not standing.vehicles:
@@ -557,12 +545,6 @@ _HEADS: Final = (
     "deaths",
     "score",
 )
-_CLASS: Final = {CandidateVerdict.WORSE: "bad", CandidateVerdict.BETTER: "good"}
-_STYLE: Final = {
-    CandidateVerdict.WORSE: "bold red",
-    CandidateVerdict.BETTER: "green",
-    CandidateVerdict.NOT_ENOUGH: "yellow",
-}
 _FINDING_HEADS: Final = ("metric", "vehicles", "difference, candidate less base", "units", "verdict")
 _MOST_REASONS: Final = 50
 
@@ -593,7 +575,7 @@ def finding_rows(standing: RolloutStanding) -> list[list[str]]:
 
 def tables(plan: RolloutPlan, standing: RolloutStanding) -> "list[Table]":
     reached = ["bold" if number == plan.step else "" for number in range(len(plan.steps))]
-    styles = [_STYLE.get(one.verdict, "") for one in standing.findings]
+    styles = [STYLES.get(one.verdict, "") for one in standing.findings]
     return [
         console_table(_HEADS, step_rows(plan, standing), reached),
         console_table(_FINDING_HEADS, finding_rows(standing), styles),
@@ -628,7 +610,7 @@ def status_page(plan: RolloutPlan, standing: RolloutStanding, move: Move, left_o
     )
     rows: list[list[Cell]] = [list(row) for row in finding_rows(standing)]
     for row, one in zip(rows, standing.findings, strict=True):
-        row[-1] = {"text": row[-1], "tag": _CLASS[one.verdict]} if one.verdict in _CLASS else row[-1]
+        row[-1] = {"text": row[-1], "tag": TAGS[one.verdict]} if one.verdict in TAGS else row[-1]
     page.section(
         "Verdicts",
         [table(_FINDING_HEADS, rows), page.plots(("Differences and margins", _forest(standing)))],

@@ -651,18 +651,12 @@ def _sides(runs: list[Path], new: list[Path]) -> tuple[list[Path], list[Path]]:
 def _show(comparison: "Comparison") -> None:
     from torchperf_ros.api.text import console_table
     from torchperf_ros.observe.runs import comparison as text
-    from torchperf_ros.observe.runs.changes import Judgement
+    from torchperf_ros.observe.runs.changes import STYLES, Judgement
 
-    shown, bad = console(_WIDTH_OF_CHANGES), "bold red"
-    looks = {
-        Judgement.WORSE: bad,
-        Judgement.BETTER: "green",
-        Judgement.NOT_ENOUGH: "yellow",
-        Judgement.INFORMATIVE: "dim",
-    }
+    shown, bad = console(_WIDTH_OF_CHANGES), STYLES[Judgement.WORSE]
     first, *numbers, last = text.COLUMNS
     heads = (first, *(f">{name}" for name in numbers), last)
-    styles = [bad if one.breaks_limit else looks.get(one.verdict, "") for one in comparison.changes]
+    styles = [bad if one.breaks_limit else STYLES.get(one.verdict, "") for one in comparison.changes]
     shown.print(console_table(heads, text.rows(comparison.changes), styles))
     for line in (*text.remarks(comparison), *text.samples(comparison)):
         say(shown, f"- {line}")

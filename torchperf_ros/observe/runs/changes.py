@@ -116,6 +116,16 @@ class Judgement(enum.Enum):
     INFORMATIVE = "informative"
 
 
+# How a judgement looks: the tag of its cell on a page, and its style in a terminal.
+TAGS: Final = {Judgement.WORSE: "bad", Judgement.BETTER: "good"}
+STYLES: Final = {
+    Judgement.WORSE: "bold red",
+    Judgement.BETTER: "green",
+    Judgement.NOT_ENOUGH: "yellow",
+    Judgement.INFORMATIVE: "dim",
+}
+
+
 @dataclass(frozen=True)
 class MetricChange:
     """A metric of both sides, and what `judge` makes of it.

@@ -26,6 +26,7 @@ from torchperf_ros.observe.runs.changes import (
     RESAMPLES,
     RUNS,
     START_UP,
+    TAGS,
     ComparedStage,
     Judgement,
     Metric,
@@ -540,7 +541,6 @@ def _count(changes: Sequence[MetricChange]) -> str:
     return f"{len(changes)} {'metric is' if len(changes) == 1 else 'metrics are'}"
 
 
-_CLASS: Final = {Judgement.WORSE: "bad", Judgement.BETTER: "good"}
 _SHOWN_OF_MACHINE: Final = ("cpu", "cores", "memory_mib", "device", "torch")
 
 
@@ -605,8 +605,8 @@ def _table(changes: Sequence[MetricChange]) -> Block:
         verdict: Cell = row[-1]
         if one.breaks_limit or one.conspicuous:
             verdict = {"text": row[-1], "bold": True}
-        elif one.verdict in _CLASS:
-            verdict = {"text": row[-1], "tag": _CLASS[one.verdict]}
+        elif one.verdict in TAGS:
+            verdict = {"text": row[-1], "tag": TAGS[one.verdict]}
         title = f"{one.metric.title} [{one.metric.unit}]"
         lines.append([title, verdict, *map(number_cell, row[1:-1])])
     first, *heads, last = COLUMNS
