@@ -190,8 +190,8 @@ def console(width: int = 100, *, stderr: bool = False) -> "Console":
 
 
 def say(shown: "Console", text: str, style: str = "") -> None:
-    """Print a text as it is: no markup, no highlights, no line breaks of our own."""
-    shown.print(text, style=style or None, highlight=False, markup=False, soft_wrap=True)
+    """Print a text as it is: no markup, no emoji, no highlights, no line breaks of our own."""
+    shown.print(text, style=style or None, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 def progress_bars() -> "Progress":

@@ -14,12 +14,11 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from rich.console import Console
-from rich.text import Text
 
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.api.text import console_table
 from torchperf_ros.settings.build_options import ENGINES, INT8_STATIC, PACKAGE_SUFFIXES
-from torchperf_ros.tools.shell import write_output
+from torchperf_ros.tools.shell import say, write_output
 from torchperf_ros.tools.tune.search import (
     Target,
     TrialProcesses,
@@ -72,7 +71,7 @@ def _tune(target: Target, options: TuneOptions, processes: TrialProcesses, conso
         facts = ask_facts(target, processes, options.log, status.update)
     target = target.having(facts.tiers)
     _check_engines(options.engines, facts)
-    _say(console, f"{stage.adapter}, tiers {', '.join(target.tiers)}, on {facts.machine}")
+    say(console, f"{stage.adapter}, tiers {', '.join(target.tiers)}, on {facts.machine}")
     of = facts.identity, facts.machine, stage.adapter, stage.options, options.seconds
     state = TuneState(state_path(open_cache(node.cache_dir, node.cache_mib).folder, *of))
     now = target.now(facts.threads)
@@ -81,8 +80,8 @@ def _tune(target: Target, options: TuneOptions, processes: TrialProcesses, conso
         for candidate in planned(space, space.search()):
             where = "shared process" if candidate.in_process else "process of its own"
             known = ", is there" if candidate in state.of_tier(target.tiers[0]) else ""
-            _say(console, f"{candidate.label} ({where}{known})")
-        _say(
+            say(console, f"{candidate.label} ({where}{known})")
+        say(
             console,
             "a search varies each option of the best so far: these come if graphs and compilers gain some",
         )
@@ -126,46 +125,46 @@ def _report(
     """Show the tables and write the files; after Ctrl-C no parameters, as not everything was tried."""
     ranking, limits = rankings[target.tiers[0]], options.limits
     if not ranking.standings:
-        _say(console, f"nothing was tried: {cut} before the first one ended", "red")
+        say(console, f"nothing was tried: {cut} before the first one ended", "red")
         return
     for tier, found in rankings.items():
-        _say(console, f"\n{target.stage.name}, tier {tier}", "bold")
+        say(console, f"\n{target.stage.name}, tier {tier}", "bold")
         show_ranking(found, limits, target.now(facts.threads), console)
     _show_notes(ranking, console)
     _show_not_tried(not_tried, console)
     if cut:
-        _say(console, f"{cut}: not everything was tried; the same command goes on from here", "yellow")
+        say(console, f"{cut}: not everything was tried; the same command goes on from here", "yellow")
     choice = TierChoice(rankings, limits)
     for line in choice.words():
-        _say(console, line, "bold")
+        say(console, line, "bold")
     text, best = "", ranking.best
     if best is not None:
         if best.group is not Group.FITS:
             tier = target.tiers[0]
-            _say(
+            say(
                 console,
                 f"tier {tier}: nothing fits the budget of {limits.budget_ms:g} ms; this is the nearest",
                 "red",
             )
         text = _parameters(target, facts, limits, rankings, best)
-        _say(console, f"\n{text}")
+        say(console, f"\n{text}")
         if options.output is not None and cut != _BY_USER:
             write_output(options.output, text)
-            _say(
+            say(
                 console,
                 f"written to {options.output}: torchperf node --ros-args --params-file {options.output}",
             )
             if best.trial.candidate.options.engine in PACKAGE_SUFFIXES:
                 # The node has no frames to calibrate with.
                 log = f" --log {options.log}" if INT8_STATIC in text and options.log is not None else ""
-                _say(
+                say(
                     console,
                     f"first, or it begins in eager and builds beside that:"
                     f" torchperf compile --params {options.output}{log}",
                     "bold",
                 )
         if not target.has_base:
-            _say(
+            say(
                 console,
                 f"stage {target.stage.name!r} and output {target.stage.output!r}: other names come from"
                 " --params FILE",
@@ -197,10 +196,6 @@ def _report(
         # NaN and infinite are null in JSON.
         text = json.dumps(json.loads(json.dumps(figures), parse_constant=lambda _: None), indent=2)
         write_output(options.json_file, f"{text}\n")
-
-
-def _say(console: Console, text: str, style: str = "") -> None:
-    console.print(Text(text, style=style), soft_wrap=True)
 
 
 def _parameters(
@@ -248,17 +243,17 @@ def show_ranking(ranking: Ranking, limits: Limits, now: TuneCandidate | None, co
     if shown:
         console.print(console_table([*_HEADS, *([f">{figure}"] if figure else [])], rows, styles))
     else:
-        _say(console, "nothing could be measured", "bold red")
+        say(console, "nothing could be measured", "bold red")
     if over := styles.count("yellow"):
-        _say(console, f"{over} over the budget of {limits.budget_ms:g} ms", "yellow")
+        say(console, f"{over} over the budget of {limits.budget_ms:g} ms", "yellow")
     for standing in ranking.standings[len(shown) :]:
-        _say(console, f"  -  {standing.trial.candidate.label}: {_short(standing.why)}", "dim")
+        say(console, f"  -  {standing.trial.candidate.label}: {_short(standing.why)}", "dim")
 
 
 def _show_notes(ranking: Ranking, console: Console) -> None:
     fewest = min((s.trial.figures.samples for s in ranking.standings if s.trial.figures), default=0)
     if fewest:
-        _say(
+        say(
             console,
             f"gain: of eager fp32's p50 in the same process ({ranking.eager_ms:.2f} ms), worst..best part of"
             " it, ~ none beyond the noise; p99: without isolated stalls, equal within"
@@ -271,7 +266,7 @@ def _show_notes(ranking: Ranking, console: Console) -> None:
 def _show_not_tried(not_tried: dict[str, str], console: Console) -> None:
     for why in dict.fromkeys(not_tried.values()):
         names = ", ".join(name for name, reason in not_tried.items() if reason == why)
-        _say(console, f"not tried: {names}: {why}", "dim")
+        say(console, f"not tried: {names}: {why}", "dim")
 
 
 def gain_text(figures: TrialFigures) -> str:

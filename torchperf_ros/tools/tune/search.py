@@ -25,6 +25,7 @@ from torchperf_ros.settings.build_options import GRAPH_MODE
 from torchperf_ros.settings.config import STAGE_DEFAULTS, NodeConfig, StageConfig
 from torchperf_ros.settings.files import make_private
 from torchperf_ros.settings.params_file import config_of, params_of_file
+from torchperf_ros.tools.shell import say
 from torchperf_ros.tools.tune.space import TuneSpace, planned
 from torchperf_ros.tools.tune.trial import (
     BUCKET,
@@ -577,7 +578,7 @@ class TuneSearch:
             {"built_again": list(self._target.tiers)}, _FACTS_TIMEOUT_S, self._status.update
         )
         if answer["kind"] == "changing" and answer["text"]:
-            self._console.print(Text(answer["text"], style="yellow"), soft_wrap=True)
+            say(self._console, answer["text"], "yellow")
 
     def _to_beat(self, tier: str) -> tuple[float, ...]:
         """The shares of a tier's best so far; of none, as for the reference, a look is all that is taken.
