@@ -68,14 +68,14 @@ STATEMENTS = {
     # What a publisher keeps is heard, also of a trigger, and whoever starts first.
     "node": 2464,
     # Steps of the clock, pauses, odd stamps and messages of a second type are named.
-    "replay": 4101,
+    "replay": 4100,
     "models": 1859,
     # Tuning shares a process, keeps one ready, looks before it measures, and names what it did not try.
     # The files of -o by their suffixes; options of earlier versions are taken, or say what to write.
     # What is read from a tensor and is more than an operand gets no advice to stay a tensor.
     # A precision that the task has not judged is not chosen.
     # A command that is stopped says so in one line, and a full disk does.
-    "tools": 3831,
+    "tools": 3828,
     # Lines that no vehicle writes, and minutes of the future.
     # What a plan takes back leaves, whatever the clock says, and no operator writes over another.
     "fleet": 2946,

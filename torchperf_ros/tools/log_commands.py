@@ -440,23 +440,20 @@ def make_log(  # noqa: PLR0913, PLR0917 - one parameter for each option
     """
     from torchperf_ros.tools.demo.make_log import DriveLog, fault_of, write_drive
 
-    try:
-        width, height = _size(size)
-        faults = tuple(fault_of(text) for text in fault or [])
-        drive = DriveLog(
-            seconds,
-            width=width,
-            height=height,
-            compressed=compressed,
-            cameras=cameras,
-            jitter_ms=jitter_ms,
-            drop=drop,
-            faults=faults,
-        )
-        with shell.progress_bars() as bars:
-            write_drive(output, drive, force=force, progress=shell.follow(bars, output.name, 1e9))
-    except KeyboardInterrupt:
-        shell.fail("interrupted; nothing was written", 130)
+    width, height = _size(size)
+    faults = tuple(fault_of(text) for text in fault or [])
+    drive = DriveLog(
+        seconds,
+        width=width,
+        height=height,
+        compressed=compressed,
+        cameras=cameras,
+        jitter_ms=jitter_ms,
+        drop=drop,
+        faults=faults,
+    )
+    with shell.progress_bars() as bars:
+        write_drive(output, drive, force=force, progress=shell.follow(bars, output.name, 1e9))
     _wrote(
         output, sum(file.stat().st_size for file in ([output] if output.is_file() else output.iterdir()))
     )

@@ -91,6 +91,7 @@ _GONE: Final[dict[str, dict[str, str]]] = {
 # What is left of a command that was stopped.
 _STANDS: Final = {
     "compile": "; what was built stays, and the same command builds the rest",
+    "make-log": "; nothing was written",
     "tune": "; what was measured stays",
     "train": "; the same command goes on from the last checkpoint",
     **dict.fromkeys(("check", "inspect"), "; nothing is kept"),

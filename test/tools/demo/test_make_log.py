@@ -236,5 +236,5 @@ def test_given_an_interrupt_when_writing_then_nothing_is_left_under_any_name(tmp
         running.kill()
         running.wait()
     assert running.returncode == 130, said
-    assert said.endswith("torchperf: interrupted; nothing was written\n")
+    assert said.endswith("torchperf: stopped by SIGINT; nothing was written\n")
     assert list(tmp_path.iterdir()) == []

@@ -334,7 +334,6 @@ def _play(
     )
     tally = player.tally
     begin_ns, end_ns = part_ns(log, options.start_s, options.duration_s)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as with Ctrl-C
     # What is due does not wait for a free processor core, nor for a thread that has none and holds the
     # interpreter lock; the perf node's own priority is higher.
     prefer_this_process(1)

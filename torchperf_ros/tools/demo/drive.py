@@ -185,7 +185,6 @@ class DemoDrive:
         Raises:
             DriveError: the node or the player ended before it should, or did not start.
         """
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
         own_graph()
         processor, began = ProcessorShare(), self._evidence.name("")
         with tempfile.TemporaryDirectory(prefix="torchperf-demo-") as name, contextlib.ExitStack() as stack:
