@@ -75,7 +75,7 @@ STATEMENTS = {
     # What is read from a tensor and is more than an operand gets no advice to stay a tensor.
     # A precision that the task has not judged is not chosen.
     # A command that is stopped says so in one line, and a full disk does.
-    "tools": 3828,
+    "tools": 3819,
     # Lines that no vehicle writes, and minutes of the future.
     # What a plan takes back leaves, whatever the clock says, and no operator writes over another.
     "fleet": 2946,

@@ -22,6 +22,7 @@ import typer
 from typer import Argument, Option
 
 from torchperf_ros.api.errors import ConfigError
+from torchperf_ros.api.text import console_table, percent
 from torchperf_ros.tools import shell
 from torchperf_ros.tools.shell import (
     Command,
@@ -249,8 +250,6 @@ def _one(log: Path, options: "ReplayOptions", files: list[Path], *, dry_run: boo
 
 
 def _stage_table(result: "ReplayResult") -> "Table":
-    from torchperf_ros.api.text import console_table, percent
-
     def counts(found: Mapping[str, int], plain: str = "") -> str:
         return ", ".join(
             f"{count:,} {word}" for word, count in Counter(found).most_common() if word != plain
@@ -612,12 +611,11 @@ def compare(
     )
     need("scipy", "arch", *(("plotly", "jinja2") if ".html" in files else ()))
     from torchperf_ros.observe.runs import comparison as text
-    from torchperf_ros.observe.runs.comparison import compare as judge
     from torchperf_ros.replay.run_reading import load_run
 
     with console(stderr=True).status("reading") as shown:
         logs = [[load_run(path) for path in side] for side in sides]
-        found = judge(
+        found = text.compare(
             *logs,
             margin=None if margin is None else margin / _PERCENT,
             max_miss=math.nan if max_miss is None else max_miss,
@@ -629,9 +627,7 @@ def compare(
     if ".md" in files:
         write_output(files[".md"], text.markdown(found))
     if ".html" in files:
-        from torchperf_ros.observe.runs.comparison import verdict_page
-
-        write_output(files[".html"], verdict_page(found))
+        write_output(files[".html"], text.verdict_page(found))
     if ".json" in files:
         write_output(files[".json"], text.to_json(found, status))
     raise typer.Exit(status)
@@ -646,7 +642,6 @@ def _sides(runs: list[Path], new: list[Path]) -> tuple[list[Path], list[Path]]:
 
 
 def _show(comparison: "Comparison") -> None:
-    from torchperf_ros.api.text import console_table
     from torchperf_ros.observe.runs import comparison as text
     from torchperf_ros.observe.runs.changes import STYLES, Judgement
 

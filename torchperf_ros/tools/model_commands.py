@@ -16,6 +16,8 @@ import typer
 from typer import Argument, Option
 
 from torchperf_ros.api.errors import ConfigError
+from torchperf_ros.api.import_paths import look_here_after_python
+from torchperf_ros.api.text import console_table
 from torchperf_ros.settings.build_options import AUTO, ENGINES, MOST_LOSS, PACKAGE_SUFFIXES
 from torchperf_ros.tools import shell
 
@@ -215,8 +217,6 @@ def _run(stage: str, job: dict[str, Any], console: "Console") -> Iterator[dict[s
 
 
 def _print(results: list[dict[str, Any]], shown: "Console") -> None:
-    from torchperf_ros.api.text import console_table
-
     rows: list[list[str]] = []
     notes: list[str] = []
     for result in results:
@@ -289,7 +289,6 @@ def cache(
 
     Example: torchperf cache --remove 3f9a
     """
-    from torchperf_ros.api.text import console_table
     from torchperf_ros.workers.incident_folder import folder_size_bytes
     from torchperf_ros.workers.package_cache import clear_compiler_cache, open_cache
 
@@ -408,7 +407,7 @@ def check(
 
     Exit status: 0 if all is well, 1 if something is not, 2 if the input cannot be used.
     """
-    shell.import_from_here()
+    look_here_after_python(add=True)
     parsed, shown = shell.json_object(options), shell.console()
     with shell.console(stderr=True).status("importing torch"):
         from torchperf_ros.tools.check import AdapterCheck

@@ -18,7 +18,6 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from torchperf_ros.api.errors import ConfigError, TorchperfError
-from torchperf_ros.api.import_paths import look_here_after_python
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -365,11 +364,6 @@ def words(text: str) -> list[str]:
 def every_word(texts: "Texts") -> list[str]:
     """What stands between commas in an option that may also be given again and again, each word once."""
     return list(dict.fromkeys(word for text in texts or () for word in words(text)))
-
-
-def import_from_here() -> None:
-    """Find the user's modules in the present folder."""
-    look_here_after_python(add=True)
 
 
 def node_name(text: str | None) -> str | None:

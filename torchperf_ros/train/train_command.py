@@ -5,6 +5,7 @@ from typing import Annotated
 
 from typer import Option
 
+from torchperf_ros.api.import_paths import look_here_after_python
 from torchperf_ros.tools import shell
 
 _MOST_EXAMPLES = 100_000
@@ -62,7 +63,7 @@ def train(  # noqa: PLR0913, PLR0917 - options of a command line
         from torchperf_ros.train.run import plans_of, train_all, write
         from torchperf_ros.train.tier_training import Techniques, TrainingFailed, read_checkpoint
     if adapter:
-        shell.import_from_here()
+        look_here_after_python(add=True)
     data = None if log is None or labels is None else (log, topic, labels)
     named = shell.words(models or ("detector" if log and not adapter else ""))
     means = Techniques(

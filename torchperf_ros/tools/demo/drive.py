@@ -98,9 +98,6 @@ class ChildProcess(contextlib.AbstractContextManager["ChildProcess"]):
             self.process.stdin.write(line.encode() + b"\n")
             self.process.stdin.flush()
 
-    def interrupt(self) -> None:
-        self.process.send_signal(signal.SIGINT)
-
     def end(self) -> None:
         """Send SIGINT, then SIGTERM, then SIGKILL to it and to what it left behind."""
         for number, patience_s in _PATIENCE_S.items():
@@ -228,7 +225,7 @@ class DemoDrive:
             )
         except KeyboardInterrupt:
             state.event("note", "demo", "interrupted")
-            self._player.interrupt()
+            self._player.process.send_signal(signal.SIGINT)
         state.phase = "waiting for the last counters"
         state.ended_ns = time.time_ns() + _SETTLED_NS
         with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C ends it at once
