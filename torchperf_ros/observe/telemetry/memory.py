@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import NormalDist, median
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import psutil
@@ -22,10 +22,6 @@ from numpy.typing import NDArray
 from torchperf_ros.api.alert import Alert, Level
 from torchperf_ros.stage.stage import Stage
 from torchperf_ros.stage.trend import pairs_of, theil_sen_slope
-
-if TYPE_CHECKING:
-    from torchperf_ros.stage.stage import Stage
-
 
 _KIB, _MIB = 1 << 10, 1 << 20
 _EVERY_S = 10.0
@@ -335,9 +331,7 @@ class MemoryWatch:
     def __init__(self) -> None:
         self._series: dict[tuple[str, str], _MemorySeries] = {}
 
-    def step(
-        self, use: "MemoryUse", stages: "Sequence[Stage]", limit_mib: int, now_s: float
-    ) -> list[Alert]:
+    def step(self, use: "MemoryUse", stages: Sequence[Stage], limit_mib: int, now_s: float) -> list[Alert]:
         """Take a sample, at a monotonic time.
 
         Returns what is suspected, one alert per owner, as long as it is.
@@ -403,7 +397,7 @@ def _values(series: _MemorySeries, growth: Growth) -> dict[str, str]:
     return {"memory_growth_mib_per_hour": f"{growth.mib_per_hour:.3f}", "memory_exhausted_in_s": lasts}
 
 
-def _samples(use: "MemoryUse", stages: "Sequence[Stage]", limit_mib: int) -> Iterator[_MemorySeries]:
+def _samples(use: "MemoryUse", stages: Sequence[Stage], limit_mib: int) -> Iterator[_MemorySeries]:
     """Every series; of workers only those that are ready, as loading is growth, too."""
     available = psutil.virtual_memory().available / _MIB
     room = max(0.0, limit_mib - use.workers_mib) if limit_mib else math.inf
