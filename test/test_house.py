@@ -60,7 +60,7 @@ STATEMENTS = {
     # A start that fails names the user's line.
     "worker": 1644,
     # A page or a run is written whole or not at all; the timeline is drawn by three functions.
-    "observe": 6063,
+    "observe": 6060,
     # A node that a roll-out may reach loads it at configure, not on the thread that receives frames.
     # Triggers have a thread of their own: rclpy's executor took more for a message than the stage did.
     # A node whose lane is off asks whether that is latched.
@@ -68,8 +68,8 @@ STATEMENTS = {
     # What a publisher keeps is heard, also of a trigger, and whoever starts first.
     "node": 2464,
     # Steps of the clock, pauses, odd stamps and messages of a second type are named.
-    "replay": 4100,
-    "models": 1859,
+    "replay": 4094,
+    "models": 1858,
     # Tuning shares a process, keeps one ready, looks before it measures, and names what it did not try.
     # The files of -o by their suffixes; options of earlier versions are taken, or say what to write.
     # What is read from a tensor and is more than an operand gets no advice to stay a tensor.

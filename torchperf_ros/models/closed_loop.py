@@ -281,7 +281,6 @@ _COLOURS: Final = {
     "echo": (1.0, 0.8, 0.1),
 }
 _HEIGHTS_M: Final = {"car": 1.5, "truck": 3.2, "cyclist": 1.75, "pedestrian": 1.2, "echo": 0.5}
-_NS: Final = 1_000_000_000
 
 
 class SeenObject(NamedTuple):
@@ -400,7 +399,7 @@ def path_bytes(plan: Floats, frame_id: str, stamp_ns: int, first_ns: int, z: flo
         first_ns: ROS time of the first pose.
         z: of every pose.
     """
-    stamps_ns = first_ns + np.arange(len(plan)) * round(STEP_S * _NS)
+    stamps_ns = first_ns + np.arange(len(plan)) * round(STEP_S * NS_PER_S)
     points = np.column_stack((plan[:, :2], np.full(len(plan), z)))
     return restamped(TimedPath.made(stamps_ns, points, plan[:, 2], frame_id.encode()).bytes(), stamp_ns)
 

@@ -18,6 +18,7 @@ from torchperf_ros.api.clock import NS_PER_S, NS_PER_US, Clock, monotonic_ns
 from torchperf_ros.api.messages import typestore
 from torchperf_ros.observe.telemetry.rows import (
     LABELS,
+    ROW_TYPE,
     FrameRecord,
     LatencyRecord,
     MessageRecord,
@@ -120,7 +121,7 @@ class BlackBox:
         self._rows = [
             LatencyRecord(index, stage.get("stream")) for index, stage in enumerate(setup["stages"])
         ]
-        self._row_topic = f"{setup['node']}/latency_stages", "std_msgs/msg/Float64MultiArray"
+        self._row_topic = f"{setup['node']}/latency_stages", ROW_TYPE
         self._latency_topic = f"{setup['node']}/latency", "std_msgs/msg/Float64"
         self._before_ns, self._after_s = setup["black_box_s"] * NS_PER_S, setup["black_box_after_s"]
         self._part_bytes = round(setup["black_box_mib"] * (1 << 20))

@@ -29,9 +29,9 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from torchperf_ros import __version__
 from torchperf_ros.api.errors import ConfigError, TorchperfError
 from torchperf_ros.observe.runs.run_log import RUN_FILE, whole_file, write_run
-from torchperf_ros.replay.logs.log_reader import SUFFIXES
+from torchperf_ros.replay.logs.log_reader import METADATA, SUFFIXES, Progress
 from torchperf_ros.replay.logs.log_storage import LogError
-from torchperf_ros.replay.replay import Progress, replay
+from torchperf_ros.replay.replay import replay
 from torchperf_ros.replay.replay_options import (
     ReplayOptions,
     prefer_this_process,
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from distributed import Client, Future
 
 
-_METADATA: Final = "metadata.yaml"
 _SPLIT: Final = re.compile(r"(?P<stem>.+)_(?P<number>\d+)\.(mcap|db3)(\.zstd)?")
 _ODD: Final = re.compile(r"[^\w.+-]+")
 
@@ -70,7 +69,7 @@ def is_log(path: Path) -> bool:
     """Whether a path is one log, not a folder to search: a file, a rosbag2 folder, an incident's folder."""
     if not path.is_dir():
         return path.name.endswith(SUFFIXES)
-    return (path / _METADATA).is_file() or recording_in(path) != path or _is_split(path)
+    return (path / METADATA).is_file() or recording_in(path) != path or _is_split(path)
 
 
 def find_logs(

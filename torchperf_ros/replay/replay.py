@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
@@ -29,7 +29,7 @@ from torchperf_ros.api.outcome import IN_TIME, Fallback, GuardVerdict, Outcome
 from torchperf_ros.observe.runs.run_log import RunLog, run_of
 from torchperf_ros.observe.telemetry.machine import machine_facts
 from torchperf_ros.replay.log_feed import KnownTopics, absolute, match_topics, topics_to_copy
-from torchperf_ros.replay.logs.log_reader import LogError, LogMessage, LogReader
+from torchperf_ros.replay.logs.log_reader import LogError, LogMessage, LogReader, Progress, Say
 from torchperf_ros.replay.logs.player import ReadAhead
 from torchperf_ros.replay.replay_options import (
     ReplayError,
@@ -410,11 +410,6 @@ def anomalies_summary(anomalies: Sequence[tuple[int, Alert]]) -> list[dict[str, 
     ]
 
 
-# Gets how much of how much of the log's time has been replayed, in ns.
-#
-# Of 0 where its length is not known.
-Progress = Callable[[int, int], None]
-Say = Callable[[str], None]
 _MOST_TROUBLES: Final = 100
 
 

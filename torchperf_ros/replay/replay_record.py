@@ -16,9 +16,9 @@ from torchperf_ros.api.alert import Alert
 from torchperf_ros.api.clock import NS_PER_S, monotonic_ns
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.api.messages import full_name, typestore
-from torchperf_ros.observe.telemetry.diagnostics import diagnostic_bytes, stage_status
+from torchperf_ros.observe.telemetry.diagnostics import DIAGNOSTICS_TYPE, diagnostic_bytes, stage_status
 from torchperf_ros.observe.telemetry.memory import LABELS, sample_memory
-from torchperf_ros.observe.telemetry.rows import LabelledArray, LatencyRecord, float64_bytes
+from torchperf_ros.observe.telemetry.rows import ROW_TYPE, LabelledArray, LatencyRecord, float64_bytes
 from torchperf_ros.observe.watch.alert_grouping import AlertGrouping
 from torchperf_ros.replay.log_feed import absolute
 from torchperf_ros.replay.replay_options import NO_DEADLINE_MS, ReplayError
@@ -157,8 +157,6 @@ class OutputLog(contextlib.AbstractContextManager["OutputLog"]):
 
 NODE: Final = "/perf"
 _FLOAT: Final = "std_msgs/msg/Float64"
-_ARRAY: Final = "std_msgs/msg/Float64MultiArray"
-_DIAGNOSTICS: Final = "diagnostic_msgs/msg/DiagnosticArray"
 _MOST: Final = 10_000  # reasons and anomalies that are kept
 _MOST_SAMPLES: Final = 4096
 _MIB: Final = 1 << 20
@@ -228,7 +226,7 @@ class ReplayRecord:
             else:
                 self.unkept += 1
         if self._output is not None:
-            self._output.write(f"{NODE}/latency_stages", _ARRAY, self._rows[index].encode(answer), t_ns)
+            self._output.write(f"{NODE}/latency_stages", ROW_TYPE, self._rows[index].encode(answer), t_ns)
             if last:
                 self._output.write(f"{NODE}/latency", _FLOAT, float64_bytes(answer_ms), t_ns)
 
@@ -272,7 +270,7 @@ class ReplayRecord:
             self.unkept += len(event) - len(kept)
             if self._output is not None:
                 data = diagnostic_bytes(event, NODE, now_ns)
-                self._output.write(f"{NODE}/anomaly", _DIAGNOSTICS, data, now_ns)
+                self._output.write(f"{NODE}/anomaly", DIAGNOSTICS_TYPE, data, now_ns)
 
     def sample(self, stages: Sequence[Stage]) -> None:
         """Note the workers' memory once a second; put it and their health into the output as the node does."""
@@ -292,9 +290,11 @@ class ReplayRecord:
         statuses = [stage_status(stage, health, memory.rss_by_pid) for stage, health in healths]
         self._output.write(f"{NODE}/memory", _FLOAT, float64_bytes(memory.workers_mib), now_ns)
         self._output.write(
-            f"{NODE}/memory_stats", _ARRAY, self._labelled_memory.encode(memory.row()), now_ns
+            f"{NODE}/memory_stats", ROW_TYPE, self._labelled_memory.encode(memory.row()), now_ns
         )
-        self._output.write("/diagnostics", _DIAGNOSTICS, diagnostic_bytes(statuses, NODE, now_ns), now_ns)
+        self._output.write(
+            "/diagnostics", DIAGNOSTICS_TYPE, diagnostic_bytes(statuses, NODE, now_ns), now_ns
+        )
 
     @property
     def memory(self) -> dict[str, Any]:

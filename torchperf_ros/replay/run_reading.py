@@ -21,12 +21,13 @@ from torchperf_ros.api.errors import BadInput
 from torchperf_ros.api.text import listed
 from torchperf_ros.observe.runs.run_builder import Progress, RunLogBuilder, read_records
 from torchperf_ros.observe.runs.run_log import RUN_FILE, SUFFIXES, RunLog, RunLogError, read_run
+from torchperf_ros.observe.telemetry.diagnostics import DIAGNOSTICS_TYPE
 from torchperf_ros.observe.telemetry.node_state import by_label
+from torchperf_ros.observe.telemetry.rows import ROW_TYPE
+from torchperf_ros.replay.logs.log_reader import METADATA, LogError, LogMessage, LogReader, is_log
 from torchperf_ros.replay.logs.log_reader import SUFFIXES as LOG_SUFFIXES
-from torchperf_ros.replay.logs.log_reader import LogError, LogMessage, LogReader, is_log
 from torchperf_ros.safety.sensor_points import SensorPoints
 
-_METADATA: Final = "metadata.yaml"
 _ROTATED: Final = re.compile(r"\.\d+\.jsonl$")
 _NO_LOG: Final = "is no rosbag2 folder, .mcap, .db3, .bag, .jsonl or replayed run"
 
@@ -79,10 +80,8 @@ def load_run(path: Path) -> RunLog:
     return replace(runs[0], name=str(path))
 
 
-_ARRAY: Final = "std_msgs/msg/Float64MultiArray"
-_DIAGNOSTICS: Final = "diagnostic_msgs/msg/DiagnosticArray"
 # What only a node publishes, below its name.
-_TOPICS: Final = {"latency_stages": _ARRAY, "memory_stats": _ARRAY, "anomaly": _DIAGNOSTICS}
+_TOPICS: Final = {"latency_stages": ROW_TYPE, "memory_stats": ROW_TYPE, "anomaly": DIAGNOSTICS_TYPE}
 _LITTLE_ENDIAN: Final = b"\x00\x01"
 _MESSAGES_AT_ONCE: Final = 1_000
 
@@ -91,10 +90,10 @@ def recorded_logs(path: Path) -> tuple[Path, ...]:
     """The recorded logs that a path stands for; none if it is something else."""
     if path.is_file():
         return (path,) if is_log(path) else ()
-    if (path / _METADATA).is_file():
+    if (path / METADATA).is_file():
         return (path,)
     folders = (
-        folder for folder in sorted(path.glob("*")) if (folder / _METADATA).is_file() or _log_files(folder)
+        folder for folder in sorted(path.glob("*")) if (folder / METADATA).is_file() or _log_files(folder)
     )
     return tuple(_log_files(path) or folders)
 
@@ -191,7 +190,7 @@ _TAKES: Final = {
 
 def _fold_log(log: LogReader, builders: Mapping[str, RunLogBuilder], progress: Progress) -> None:
     wanted = {f"{found}/{topic}": kind for found in builders for topic, kind in _TOPICS.items()}
-    wanted["/diagnostics"] = _DIAGNOSTICS
+    wanted["/diagnostics"] = DIAGNOSTICS_TYPE
     topics = [topic for topic in log.topics.values() if wanted.get(topic.name) == topic.type_name]
     total = sum(max(topic.count, 0) for topic in topics)
     rows = {topic.name: _Rows(log) for topic in topics}
@@ -202,7 +201,7 @@ def _fold_log(log: LogReader, builders: Mapping[str, RunLogBuilder], progress: P
         found, _, topic = message.topic.rpartition("/")
         own = [builders[found]] if topic in _TOPICS else list(builders.values())
         take: Callable[[RunLogBuilder, int, Any], None] = _TAKES.get(topic, RunLogBuilder.on_diagnostics)
-        is_array = message.type_name == _ARRAY
+        is_array = message.type_name == ROW_TYPE
         try:
             value = rows[message.topic].read(message) if is_array else log.decode(message)
             for builder in own:

@@ -25,7 +25,7 @@ from torchperf_ros.stage.frame import StepTimes
 from torchperf_ros.workers.calibration import Calibration
 
 Say = Callable[[str], None]
-_P99_SIGMAS: Final = 2.3263478740408408  # the 99th percentile of the standard normal distribution
+P99_SIGMAS: Final = 2.3263478740408408  # the 99th percentile of the standard normal distribution
 _NEAR_NS: Final = 5_000_000  # between a stamp and what a recorder's row says of it
 _PARTS: Final = ("decode", "preprocess", "inference", "postprocess")
 _STEPS: Final = tuple(f"{part}_ms" for part in _PARTS)
@@ -54,7 +54,7 @@ class Spread:
         """Median and 99th percentile, as a worker would have measured them."""
         ordered = sorted(self.samples)
         median_ms, p99_ms = (ordered[math.ceil(share * len(ordered)) - 1] for share in (0.5, 0.99))
-        return Calibration(round(median_ms, 3), round(p99_ms * math.exp(self.sigma * _P99_SIGMAS), 3))
+        return Calibration(round(median_ms, 3), round(p99_ms * math.exp(self.sigma * P99_SIGMAS), 3))
 
 
 _NOTHING: Final = Spread((0.0,))
@@ -278,7 +278,7 @@ def _read_spread(value: object, what: str) -> Spread:
     if isinstance(value, Mapping) and set(value) == {"median", "p99"}:
         median_ms, p99_ms = (_number(value[key], f"{what}.{key}") for key in ("median", "p99"))
         if 0 < median_ms <= p99_ms:
-            return Spread((median_ms,), math.log(p99_ms / median_ms) / _P99_SIGMAS)
+            return Spread((median_ms,), math.log(p99_ms / median_ms) / P99_SIGMAS)
     elif isinstance(value, Sequence) and not isinstance(value, str) and value:
         return Spread(tuple(_number(each, what) for each in value))
     elif isinstance(value, (int, float)):

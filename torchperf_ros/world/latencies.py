@@ -13,7 +13,7 @@ from typing import Final
 from torchperf_ros.api.clock import NS_PER_S
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.api.outcome import Outcome
-from torchperf_ros.replay.step_times import RunTimes, Spread, StageTimes, TierTimes
+from torchperf_ros.replay.step_times import P99_SIGMAS, RunTimes, Spread, StageTimes, TierTimes
 from torchperf_ros.world.world import start_ns
 
 STAGES: Final = ("perception", "planning")
@@ -24,7 +24,6 @@ RESTART_MS: Final = 300.0
 # What the reference networks take on one thread of a server's processor, see `models/networks.py`.
 _MEDIANS_MS: Final = {"perception": (25.0, 10.0, 3.0), "planning": (3.0, 1.5, 0.7)}
 _P99_SHARE: Final = {1: 1.4, 4: 2.0}  # p99 by median; a machine with four times the work has a heavier tail
-_P99_SIGMAS: Final = 2.3263478740408408
 _OVERHEAD_MS: Final = 0.5
 
 # The faults that can be chosen; or so many a minute, as `hang=0.5,sigkill=2`, of the kinds in
@@ -183,7 +182,7 @@ class DrawnRuns:
         if self.tiers is not None:
             tiers = list(self.tiers[stage])
         else:
-            sigma, overhead = math.log(_P99_SHARE[self.load]) / _P99_SIGMAS, Spread((_OVERHEAD_MS,))
+            sigma, overhead = math.log(_P99_SHARE[self.load]) / P99_SIGMAS, Spread((_OVERHEAD_MS,))
             tiers = [
                 TierTimes(Spread((ms * self.load,), sigma), overhead=overhead) for ms in _MEDIANS_MS[stage]
             ]

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchperf_ros import __version__
+from torchperf_ros.api.clock import NS_PER_MS, NS_PER_S
 from torchperf_ros.api.outcome import IN_TIME, Fallback, GuardVerdict, Outcome
 from torchperf_ros.api.text import percent
 from torchperf_ros.observe.runs.run_log import (
@@ -102,7 +103,6 @@ class Page:
 PUNCTUAL_MS: Final = 1.0
 _GOOD_SHARE: Final = 0.999
 _FAIR_SHARE: Final = 0.99
-_NS_PER_S: Final = 1e9
 _NUMBER: Final = re.compile(r"\d+(\.\d+)?")
 _INSTEAD: Final = {
     Fallback.BACKUP: "the backup worker's result",
@@ -198,7 +198,7 @@ def verdict(stage: StageLog) -> tuple[str, str]:
     text += f"; an answer left {late_ms:.1f} ms after its deadline" if late_ms > PUNCTUAL_MS else ""
     text += f"; the guard did not accept every output: {_counts(figures.checks)}" if figures.checks else ""
     if stops:
-        return "bad", f"{text}; SAFE_STOP for {sum(end - begin for begin, end in stops) / _NS_PER_S:.1f} s"
+        return "bad", f"{text}; SAFE_STOP for {sum(end - begin for begin, end in stops) / NS_PER_S:.1f} s"
     if GuardVerdict.UNAVOIDABLE in figures.checks:
         return "bad", text
     flawed = late_ms > PUNCTUAL_MS or figures.checks
@@ -319,7 +319,6 @@ _POINTS, _SIDE, _LEAST_POINTS = 4000, 360, 50
 _WORST: Final = 10
 _MOST_ANOMALIES: Final = 300
 _MOST_DOCUMENT: Final = 20_000
-_NS_PER_MS: Final = 1_000_000
 _LONGEST_PATH: Final = 1024
 _LINKED: Final = ("evidence", "folder", "path", "file")
 _LEVEL_CLASS: Final = {"OK": "good", "WARN": "", "ERROR": "bad", "STALE": "bad"}
@@ -472,7 +471,7 @@ def _section(page: Page, run: RunLog, anchor: str, points: int, pictures: InputP
             )
     blocks += [_document(path) for path in run.documents]
     begin_ns, end_ns = run.span_ns
-    span = f"{_utc(begin_ns)} UTC · {(end_ns - begin_ns) / _NS_PER_S:,.1f} s"
+    span = f"{_utc(begin_ns)} UTC · {(end_ns - begin_ns) / NS_PER_S:,.1f} s"
     page.section(run.name, blocks, anchor, f"node {run.node} · {span}")
 
 
@@ -589,7 +588,7 @@ def _frame(stage: StageLog, index: int, pictures: Mapping[tuple[str, int], Pictu
     steps = ", ".join(
         f"{name.removesuffix('_ms')} {row[name]:.1f}" for name in STEPS if math.isfinite(row[name])
     )
-    time = f"{_utc(t_ns)[11:]}.{t_ns // _NS_PER_MS % 1000:03d}"
+    time = f"{_utc(t_ns)[11:]}.{t_ns // NS_PER_MS % 1000:03d}"
     late = f"{row['lateness_ms']:.1f} ms after its deadline" if row["lateness_ms"] > 0 else ""
     shown: dict[str, Any] = {
         "took": f"{_ms(row['total_ms'])} ms",
@@ -654,7 +653,7 @@ def _document(path: Path) -> Block:
 
 
 def _utc(t_ns: int) -> str:
-    return f"{datetime.fromtimestamp(t_ns / _NS_PER_S, timezone.utc):%Y-%m-%d %H:%M:%S}"
+    return f"{datetime.fromtimestamp(t_ns / NS_PER_S, timezone.utc):%Y-%m-%d %H:%M:%S}"
 
 
 def _ms(value: float) -> str:

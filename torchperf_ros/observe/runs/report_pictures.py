@@ -15,6 +15,7 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
+from torchperf_ros.api.clock import NS_PER_MS, NS_PER_S
 from torchperf_ros.api.outcome import Health, Outcome
 from torchperf_ros.observe.runs.run_log import STEPS, LoggedAlert, RunLog, StageLog
 
@@ -49,8 +50,6 @@ _MEMORY_COLOURS: Final = (BLUE, ORANGE, GREEN, VERMILION, SKY, PURPLE, GREY)
 _BINS: Final = 80
 _SLOWEST: Final = 0.01
 _LEAST: Final = -0.3  # log10: a single frame is a bar, too
-_NS_PER_MS: Final = 1e6
-_NS_PER_S: Final = 1e9
 _LONGEST_HOVER: Final = 160
 _BUDGETS_SHOWN: Final = 1.5
 _HEIGHTS_PX: Final = (280, 74, 96)  # of latency, tier and health
@@ -91,7 +90,7 @@ def rounded(values: Any) -> list[float | None]:  # noqa: ANN401 - any sequence o
 def stretches(t_ns: NDArray[np.int64]) -> NDArray[np.int64]:
     """For each time the number of the stretch without a gap that it lies in."""
     steps = np.diff(t_ns)
-    gap_ns = max(_GAP_S * _NS_PER_S, _GAP_INTERVALS * float(np.median(steps))) if len(steps) else math.inf
+    gap_ns = max(_GAP_S * NS_PER_S, _GAP_INTERVALS * float(np.median(steps))) if len(steps) else math.inf
     return np.concatenate([[0], np.cumsum(steps > gap_ns)]).astype(np.int64)[: len(t_ns)]
 
 
@@ -380,7 +379,7 @@ def laid_out(figure: go.Figure, height_px: int, x: str, y: str, **layout: Any) -
 
 def _times(t_ns: Any) -> list[float]:  # noqa: ANN401 - any sequence of whole numbers
     """Milliseconds since 1970, which is what a date axis takes."""
-    return np.round(np.asarray(t_ns, dtype=np.int64) / _NS_PER_MS, 1).tolist()  # type: ignore[no-any-return]
+    return np.round(np.asarray(t_ns, dtype=np.int64) / NS_PER_MS, 1).tolist()  # type: ignore[no-any-return]
 
 
 def broken(x: Sequence[Any], y: Sequence[Any], stretch: NDArray[np.int64]) -> tuple[list[Any], list[Any]]:

@@ -486,7 +486,7 @@ def _number(text: str) -> float | str:
         return text
 
 
-_ARRAY = "diagnostic_msgs/msg/DiagnosticArray"
+DIAGNOSTICS_TYPE = "diagnostic_msgs/msg/DiagnosticArray"
 
 # Unknown is never OK: a stage that loads or has no input is a warning.
 LEVELS = dict.fromkeys(Health, Level.WARN) | {Health.NOMINAL: Level.OK, Health.SAFE_STOP: Level.ERROR}
@@ -505,7 +505,11 @@ def diagnostic_bytes(statuses: Iterable[Alert], hardware_id: str, ros_now_ns: in
         )
         for status in statuses
     ]
-    return bytes(encode(message_class(_ARRAY)(header=header(ros_now_ns, ""), status=built), _ARRAY))
+    return bytes(
+        encode(
+            message_class(DIAGNOSTICS_TYPE)(header=header(ros_now_ns, ""), status=built), DIAGNOSTICS_TYPE
+        )
+    )
 
 
 def warm_up(config: StageConfig) -> None:

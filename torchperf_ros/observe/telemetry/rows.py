@@ -26,7 +26,7 @@ from torchperf_ros.workers.frame_ring import FrameReader, FrameRing, InputBytes
 from torchperf_ros.workers.protocol import SHAPES_BYTES
 
 _FLOAT64 = struct.Struct("<d")
-_TYPE = "std_msgs/msg/Float64MultiArray"
+ROW_TYPE = "std_msgs/msg/Float64MultiArray"
 
 
 def float64_bytes(value: float) -> bytes:
@@ -44,10 +44,12 @@ class LabelledArray:
         dimension = message_class("std_msgs/msg/MultiArrayDimension")
         layout = message_class("std_msgs/msg/MultiArrayLayout")
         dims = [dimension(label=label, size=1, stride=1) for label in labels]
-        message = message_class(_TYPE)(layout=layout(dim=dims, data_offset=0), data=np.zeros(len(labels)))
+        message = message_class(ROW_TYPE)(
+            layout=layout(dim=dims, data_offset=0), data=np.zeros(len(labels))
+        )
         numbers = struct.Struct(f"<{len(labels)}d")
         self.pack = numbers.pack  # makes those of the numbers
-        self.prefix = bytes(encode(message, _TYPE))[: -numbers.size]  # the bytes before the numbers
+        self.prefix = bytes(encode(message, ROW_TYPE))[: -numbers.size]  # the bytes before the numbers
 
     def encode(self, values: Sequence[float]) -> bytes:
         return self.prefix + self.pack(*values)

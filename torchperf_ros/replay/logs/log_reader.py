@@ -61,8 +61,11 @@ _KINDS: Final = {
     ".bag": ("a ROS 1 bag of version 2.0", ROS1_MAGIC),
     ".zstd": ("a file compressed by zstd", ZSTD_MAGIC),
 }
+# Gets how much of how much of a log's time is done, in ns; of 0 where its length is not known.
+Progress = Callable[[int, int], None]
+Say = Callable[[str], None]
 SUFFIXES: Final = (".mcap", ".db3", ".bag", ".mcap.zstd", ".db3.zstd", ".bag.active")
-_METADATA: Final = "metadata.yaml"
+METADATA: Final = "metadata.yaml"
 
 
 def log_files(path: Path, notes: LogNotes) -> list[Path]:
@@ -79,17 +82,17 @@ def log_files(path: Path, notes: LogNotes) -> list[Path]:
     if not path.is_dir():
         return [path]
     inside = sorted(file for file in path.iterdir() if file.name.endswith(SUFFIXES))
-    named, trouble = _named(path / _METADATA)
+    named, trouble = _named(path / METADATA)
     if there := [file for file in named if file.exists()]:
         if missing := sorted({file.name for file in named} - {file.name for file in there}):
-            notes.note(f"log {path}: {_METADATA} names files that are not there: {', '.join(missing)}")
+            notes.note(f"log {path}: {METADATA} names files that are not there: {', '.join(missing)}")
         if more := sorted({file.name for file in inside} - {file.name for file in there}):
             notes.note(
-                f"log {path}: {_METADATA} does not name these files, which are left out: {', '.join(more)}"
+                f"log {path}: {METADATA} does not name these files, which are left out: {', '.join(more)}"
             )
         return there
     if not inside:
-        logs = sorted(found.name for found in path.iterdir() if (found / _METADATA).is_file())
+        logs = sorted(found.name for found in path.iterdir() if (found / METADATA).is_file())
         hint = f"; name one of the logs in it: {', '.join(logs[:4])}" if logs else ""
         raise LogError(f"log {path}: {trouble}, and there is no .mcap, .db3 or .bag file in it{hint}")
     kinds = {
@@ -98,7 +101,7 @@ def log_files(path: Path, notes: LogNotes) -> list[Path]:
     if len(kinds) > 1:
         shown = " and ".join(sorted(kinds.values()))
         raise LogError(
-            f"log {path}: holds logs of different kinds, {shown}, and no {_METADATA} says which; name one"
+            f"log {path}: holds logs of different kinds, {shown}, and no {METADATA} says which; name one"
         )
     if kinds.keys() != {".bag"}:
         read = ", ".join(file.name for file in inside)
@@ -109,16 +112,16 @@ def log_files(path: Path, notes: LogNotes) -> list[Path]:
 def _named(metadata: Path) -> tuple[list[Path], str]:
     """The files that a folder's metadata names; and why none of them may be there."""
     if not metadata.is_file():
-        return [], f"has no {_METADATA}"
+        return [], f"has no {METADATA}"
     try:
         content: Any = read_yaml(metadata, "metadata")
         names = content["rosbag2_bagfile_information"]["relative_file_paths"]
         files = [metadata.parent / PurePath(str(name)).name for name in names]
     except (ConfigError, KeyError, TypeError, IndexError):
-        return [], f"its {_METADATA} is not that of a rosbag2"
+        return [], f"its {METADATA} is not that of a rosbag2"
     return (
         files,
-        f"of the files that its {_METADATA} names none is there ({', '.join(file.name for file in files)})",
+        f"of the files that its {METADATA} names none is there ({', '.join(file.name for file in files)})",
     )
 
 
@@ -128,7 +131,7 @@ def metadata_counts(path: Path) -> dict[str, int]:
     Empty where it does not.
     """
     try:
-        content: Any = read_yaml(path / _METADATA, "metadata")
+        content: Any = read_yaml(path / METADATA, "metadata")
         topics = content["rosbag2_bagfile_information"]["topics_with_message_count"]
         return {str(one["topic_metadata"]["name"]): int(one["message_count"]) for one in topics}
     except (ConfigError, KeyError, TypeError, ValueError, IndexError, OSError):
@@ -363,7 +366,7 @@ class LogReader(contextlib.AbstractContextManager["LogReader"]):
     so, 0 otherwise, and `count` messages, -1 if it does not say.
     """
 
-    def __init__(self, path: Path, say: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(self, path: Path, say: Say = lambda _: None) -> None:
         """Open a log; `say` takes a line on each thing that is wrong with it and can be done without.
 
         Raises:

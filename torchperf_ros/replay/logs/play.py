@@ -37,7 +37,7 @@ from torchperf_ros.node.middleware import carry_images, end_within
 from torchperf_ros.observe.ros_types import ros_message_class
 from torchperf_ros.observe.telemetry.node_state import NodeState
 from torchperf_ros.observe.top import key_presses
-from torchperf_ros.replay.logs.log_reader import LogMessage, LogReader, LogTopic
+from torchperf_ros.replay.logs.log_reader import LogMessage, LogReader, LogTopic, Progress, Say
 from torchperf_ros.replay.logs.player import (
     HeaderStamps,
     Player,
@@ -164,7 +164,7 @@ class PlayNode(contextlib.AbstractContextManager["PlayNode"]):
         time.sleep(_MUTUAL_S)
         return unheard()
 
-    def wait_for_node(self, name: str, seconds: float, say: Callable[[str], None]) -> bool:
+    def wait_for_node(self, name: str, seconds: float, say: Say) -> bool:
         """Wait until a perf node can answer frames and hears what it subscribes to.
 
         False if not within so long.
@@ -265,11 +265,6 @@ def _wait(condition: Callable[[], bool], seconds: float) -> bool:
     return True
 
 
-Say = Callable[[str], None]
-# Gets how much of how much of the log's time has been played, in ns.
-#
-# Of 0 where its length is not known.
-Progress = Callable[[int, int], None]
 _NODE_S: Final = 120.0
 # How often the time is published besides once with each message, as `ros2 bag play --clock` does.
 _CLOCK_HZ: Final = 40.0
