@@ -155,17 +155,17 @@ def test_given_a_training_that_was_ended_when_run_again_then_it_comes_to_the_sam
     class Ended(Exception):
         pass
 
-    def end(tier, step, loss):
+    def end(step):
         raise Ended
 
     try:
-        whole = train(DetectorTask(), plan("whole"), lambda tier, step, loss: None)
+        whole = train(DetectorTask(), plan("whole"), lambda step: None)
         monkeypatch.setattr(tier_training, "_REPORTED_EVERY", 4)
         monkeypatch.setattr(tier_training, "_KEPT_EVERY_S", 0.0)
         with pytest.raises(Ended):
             train(DetectorTask(), plan("ended"), end)
         assert read_checkpoint(plan("ended"))["step"] == 3, "kept by time, between two judgements"
-        result = train(DetectorTask(), plan("ended"), lambda tier, step, loss: None)
+        result = train(DetectorTask(), plan("ended"), lambda step: None)
     finally:
         torch.set_num_threads(threads)
     assert [step for step, _, _ in result.curve] == [step for step, _, _ in whole.curve] == [2, 4]

@@ -61,9 +61,6 @@ PAGE_FILE: Final = "training.html"
 _WAIT_S: Final = 0.5
 _HEIGHT: Final = 340
 
-# Hears plan, step and loss.
-Progress = Callable[[TierPlan, int, float], None]
-
 
 def plans_of(
     means: Techniques,
@@ -153,8 +150,12 @@ def _of(names: Sequence[str], known: Mapping[str, Any], what: str) -> None:
         raise ConfigError(f"{what} {unknown[0]!r} does not exist; allowed: {', '.join(known)}")
 
 
-def train_all(plans: Sequence[TierPlan], advance: Progress) -> dict[TierPlan, TierResult]:
+def train_all(
+    plans: Sequence[TierPlan], advance: Callable[[TierPlan, int], None]
+) -> dict[TierPlan, TierResult]:
     """Train every plan in a process of its own, as many at once as the process has cores; on CUDA one.
+
+    `advance` hears which step of a plan is done.
 
     Raises:
         TrainingFailed: a process ended before it was done.
@@ -183,7 +184,7 @@ def train_all(plans: Sequence[TierPlan], advance: Progress) -> dict[TierPlan, Ti
                 running[number].start()
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
             try:
-                number, step, loss, result = reports.get(timeout=_WAIT_S)
+                number, step, result = reports.get(timeout=_WAIT_S)
             except queue.Empty:
                 for number, process in running.items():
                     if process.exitcode is not None and process.exitcode != 0:
@@ -195,7 +196,7 @@ def train_all(plans: Sequence[TierPlan], advance: Progress) -> dict[TierPlan, Ti
             if isinstance(result, TorchperfError):
                 raise result
             if result is None:
-                advance(plans[number], step, loss)
+                advance(plans[number], step)
             else:
                 results[number] = result
                 running.pop(number).join()
@@ -213,14 +214,14 @@ def train_tier(number: int, plan: TierPlan, reports: Any) -> None:  # noqa: ANN4
     die_with_parent()
     try:
         task = task_of(plan.adapter, plan.data)
-        result: Any = train(task, plan, lambda _, step, loss: reports.put((number, step, loss, None)))
+        result: Any = train(task, plan, lambda step: reports.put((number, step, None)))
     except Exception as error:  # the user's task runs here: the command names its line
         result = (
             error
             if isinstance(error, TorchperfError)
             else TrainingFailed(f"{plan.model}, tier {plan.tier}: {one_line(error)}")
         )
-    reports.put((number, plan.steps, 0.0, result))
+    reports.put((number, plan.steps, result))
 
 
 def write(results: Mapping[TierPlan, TierResult]) -> None:

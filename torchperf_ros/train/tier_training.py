@@ -135,14 +135,10 @@ class TierResult:
     curve: list[tuple[int, float, float]] = field(default_factory=list)
 
 
-# Hears tier, step and loss.
-Report = Callable[[str, int, float], None]
-
-
-def train(task: Task, plan: TierPlan, report: Report) -> TierResult:
+def train(task: Task, plan: TierPlan, report: Callable[[int], None]) -> TierResult:
     """Train until the last step, from the checkpoint on if it is of the same plan.
 
-    The weights are in the checkpoint.
+    The weights are in the checkpoint. `report` hears which step is done.
 
     Raises:
         TrainingFailed: the loss is no number, or the checkpoint cannot be read.
@@ -205,7 +201,7 @@ def train(task: Task, plan: TierPlan, report: Report) -> TierResult:
         step += 1
         running = loss if step == 1 else 0.98 * running + 0.02 * loss
         if step % _REPORTED_EVERY == 0 or step == plan.steps:
-            report(plan.tier, step, running)
+            report(step)
         if step % _JUDGED_EVERY == 0 and step < plan.steps:
             judge(_JUDGED_BRIEFLY)
         elif time.monotonic() - kept_s >= _KEPT_EVERY_S:

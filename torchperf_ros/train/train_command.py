@@ -93,7 +93,7 @@ def train(  # noqa: PLR0913, PLR0917 - options of a command line
     try:
         with shell.progress_bars() as bars:
             follow = {plan: shell.follow(bars, f"{plan.model} {plan.tier}") for plan in plans}
-            results = train_all(plans, lambda plan, step, _: follow[plan](step, plan.steps))
+            results = train_all(plans, lambda plan, step: follow[plan](step, plan.steps))
     except TrainingFailed as error:
         shell.fail(str(error), status=1)
     try:
