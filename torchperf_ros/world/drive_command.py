@@ -20,6 +20,7 @@ from rich.text import Text
 
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.observe.runs.report import Block, Page, number_cell, table
+from torchperf_ros.tools.shell import say
 from torchperf_ros.world.latencies import FAULTS, RATED, usual_times
 from torchperf_ros.world.loop import (
     ARMS,
@@ -134,15 +135,14 @@ def outlines(driven: Driven, moment: Moment) -> list[tuple[str, Any]]:
 
 
 # plotly has no types
-def _line(at_s: list[float], values: list[Any], unit: str, colour: str) -> Any:  # noqa: ANN401
+def _line(at_s: list[float], values: list[float], unit: str, colour: str) -> Any:  # noqa: ANN401
     import plotly.graph_objects as go
 
-    rounded = [None if value is None else round(value, 2) for value in values]
-    figure = go.Figure(
-        go.Scatter(x=at_s, y=rounded, mode="lines", line={"color": colour}, showlegend=False)
+    shown = [round(value, 2) for value in values]
+    figure = go.Figure(go.Scatter(x=at_s, y=shown, mode="lines", line={"color": colour}, showlegend=False))
+    return figure.update_layout(
+        height=300, xaxis={"title": "s"}, yaxis={"title": unit, "rangemode": "tozero"}
     )
-    figure.update_layout(height=300, xaxis={"title": "s"}, yaxis={"title": unit, "rangemode": "tozero"})
-    return figure
 
 
 def _table(values: dict[str, Any]) -> Block:
@@ -235,7 +235,7 @@ def run_drive(shown: Console, one: Drive, output: Path | None, *, tui: bool) -> 
     _print(shown, one, driven)
     if output is not None:
         written = _write(one, driven, output)
-        shown.print(f"wrote {_LOG}, {', '.join(written)} to {output}", highlight=False)
+        say(shown, f"wrote {_LOG}, {', '.join(written)} to {output}")
     return _COLLISION if driven.score.collision else 0
 
 
@@ -263,18 +263,17 @@ def write_drive(one: Drive, folder: Path, workers: Workers | None = None) -> Non
 def _print(shown: Console, one: Drive, driven: Driven) -> None:
     score = driven.score
     drawn = ", ".join(f"{name} {value:g}" for name, value in one.scenario.drawn.items())
-    shown.print(f"{one.scenario.name}, seed {one.scenario.seed}: {drawn}", highlight=False, soft_wrap=True)
-    shown.print(
+    say(shown, f"{one.scenario.name}, seed {one.scenario.seed}: {drawn}")
+    say(
+        shown,
         f"{one.arm}: {ended(driven)}; {driven.world.now_s:.1f} s, {score.progress_m:.0f} m, least time to"
         f" collision {score.min_ttc_s:.1f} s, hardest braking {score.hardest:.1f} m/s²,"
         f" {len(driven.injected)} faults",
-        highlight=False,
-        soft_wrap=True,
     )
     counts = ", ".join(f"{name} {count:,}" for name, count in driven.counts.items() if count)
-    shown.print(f"frames and plans: {counts}", highlight=False, soft_wrap=True)
+    say(shown, f"frames and plans: {counts}")
     if driven.latch:
-        shown.print(f"the emergency lane latched after {driven.latch}", highlight=False, soft_wrap=True)
+        say(shown, f"the emergency lane latched after {driven.latch}")
 
 
 def _write(one: Drive, driven: Driven, folder: Path) -> list[str]:
