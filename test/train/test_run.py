@@ -121,7 +121,6 @@ def test_given_a_training_that_fails_when_its_process_ends_then_the_command_gets
 
     monkeypatch.setattr(train_run, "train", fail)
     monkeypatch.setattr(train_run, "die_with_parent", lambda: None)
-    monkeypatch.setattr(train_run.signal, "signal", lambda *_: None)
     reports, adapter = queue.SimpleQueue(), train_run.ADAPTERS["detector"]
     plan = TierPlan("detector", "fast", 3, 1, "cpu", 1, tmp_path / "none", adapter=adapter)
     train_run.train_tier(0, plan, reports)
