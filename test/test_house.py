@@ -60,7 +60,7 @@ STATEMENTS = {
     # A start that fails names the user's line.
     "worker": 1644,
     # A page or a run is written whole or not at all; the timeline is drawn by three functions.
-    "observe": 6060,
+    "observe": 6059,
     # A node that a roll-out may reach loads it at configure, not on the thread that receives frames.
     # Triggers have a thread of their own: rclpy's executor took more for a message than the stage did.
     # A node whose lane is off asks whether that is latched.

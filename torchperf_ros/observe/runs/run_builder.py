@@ -12,7 +12,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from torchperf_ros.api.alert import Level
 from torchperf_ros.api.outcome import Fallback, GuardVerdict, Outcome
 from torchperf_ros.observe.runs.run_log import (
     CANDIDATE,
@@ -22,7 +21,7 @@ from torchperf_ros.observe.runs.run_log import (
     RunLogError,
     StageLog,
 )
-from torchperf_ros.observe.telemetry.node_state import NodeState, stamp_before, whole
+from torchperf_ros.observe.telemetry.node_state import NodeState, level_of, stamp_before, whole
 from torchperf_ros.stage.frame_table import FRAME, KEPT
 
 # Called with how many of how many messages or bytes have been read.
@@ -141,10 +140,10 @@ class RunLogBuilder:
 
     def on_anomaly(self, t_ns: int, message: Any) -> None:  # noqa: ANN401 - diagnostic_msgs/DiagnosticArray
         for status in message.status:
-            level = status.level[0] if isinstance(status.level, bytes) else int(status.level)
-            word = Level(min(level, Level.STALE)).name
             values = {pair.key: pair.value for pair in status.values}
-            self._anomalies.append(LoggedAlert(t_ns, word, status.name, status.message, values))
+            self._anomalies.append(
+                LoggedAlert(t_ns, level_of(status).name, status.name, status.message, values)
+            )
 
     # diagnostic_msgs/DiagnosticArray
     def on_diagnostics(self, t_ns: int, message: Any) -> None:  # noqa: ANN401

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from torchperf_ros.api.alert import Level
 from torchperf_ros.api.messages import stamp_ns_of
 from torchperf_ros.api.outcome import Fallback, Outcome
 from torchperf_ros.observe.telemetry.diagnostics import typed
@@ -314,7 +315,7 @@ class NodeState:
             elif "health" in values[name]:
                 stage = self.stages.setdefault(name, StageState(name))
                 stage.values, stage.message = typed(values[name]), status.message
-            elif (kind := _kind(status)) != "ok":  # an input of the wrong type for example
+            elif (kind := _KINDS[level_of(status)]) != "ok":  # an input of the wrong type for example
                 self._event_once(kind, status.message)
 
     def on_memory(self, mib: float) -> None:
@@ -333,7 +334,7 @@ class NodeState:
             lines = status.message.strip().splitlines() or [""]
             # The error itself; there is one line for it.
             text = lines[-1 if lines[0].startswith("Traceback") else 0]
-            self.event(_kind(status), stage, f"{what}: {text}" if what else text)
+            self.event(_KINDS[level_of(status)], stage, f"{what}: {text}" if what else text)
         for value in (value for status in message.status for value in status.values):
             if value.key == "evidence":
                 self._event_once("note", f"evidence: {value.value}")
@@ -392,6 +393,7 @@ def stamp_before(values: Mapping[str, float], published_ns: int) -> int:
     return published_ns - round(before_ms * 1e6) if abs(before_ms) < _LONGEST_MS else 0
 
 
-def _kind(status: Any) -> str:  # noqa: ANN401 - diagnostic_msgs/DiagnosticStatus
+def level_of(status: Any) -> Level:  # noqa: ANN401 - diagnostic_msgs/DiagnosticStatus
+    """A byte of rclpy's, or a number of a decoded message; what no level is counts as stale."""
     level = status.level[0] if isinstance(status.level, bytes) else int(status.level)
-    return _KINDS[min(level, len(_KINDS) - 1)]
+    return Level(min(level, Level.STALE))
