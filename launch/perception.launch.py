@@ -1,4 +1,4 @@
-"""The perception and planning node, configured and activated.
+"""The perception and planning node, which configures and activates itself.
 
 `ros2 launch torchperf_ros perception.launch.py`.
 """
@@ -9,20 +9,10 @@ import shlex
 import sys
 from pathlib import Path
 
-import lifecycle_msgs.msg
 from launch import LaunchContext, LaunchDescription, LaunchDescriptionEntity
-from launch.actions import (
-    DeclareLaunchArgument,
-    EmitEvent,
-    OpaqueFunction,
-    RegisterEventHandler,
-    SetEnvironmentVariable,
-)
-from launch.events import matches_action
+from launch.actions import DeclareLaunchArgument, OpaqueFunction, SetEnvironmentVariable
 from launch.substitutions import LaunchConfiguration
 from launch_ros.actions import LifecycleNode
-from launch_ros.event_handlers import OnStateTransition
-from launch_ros.events.lifecycle import ChangeState
 
 from torchperf_ros.node.middleware import image_transport
 
@@ -33,6 +23,8 @@ NEAR = 0.8  # of difflib: one or two letters differ
 END_WITH_LAUNCH = (  # a launch that is terminated leaves its processes behind otherwise
     "setpriv --pdeathsig TERM "
 )
+# The recorder alone has 10 s to write an incident. Launch by itself kills a node 10 s after SIGTERM.
+ENDS_WITHIN_S = "30"
 TOPICS = {
     "image": "Camera images, sensor_msgs/msg/Image: the frames that perception answers by their deadline.",
     "odom": "The vehicle's motion, nav_msgs/msg/Odometry: planning's second input.",
@@ -122,13 +114,14 @@ def _remappings(text: str) -> list[tuple[str, str]]:
 
 
 def _start(context: LaunchContext) -> list[LaunchDescriptionEntity]:
-    """The node and the two transitions that bring it to `active`."""
+    """The node, and the transport of its images."""
     _check_names(context)
     params_file = LaunchConfiguration("params_file").perform(context)
     if params_file and not Path(params_file).is_file():
         raise RuntimeError(f"params_file {params_file} is not there: no such file, seen from {Path.cwd()}")
-    # This file makes the transitions, so the node must not make them as well.
-    overrides: dict[str, str | bool] = {"autostart": False}
+    # The node makes its transitions itself. A launch that made them would wait for the services of a node
+    # that has ended, as one with a wrong parameter does, and so would not end itself.
+    overrides: dict[str, str | bool] = {"autostart": True}
     if device := LaunchConfiguration("device").perform(context):
         overrides["device"] = device
     if use_sim_time := LaunchConfiguration("use_sim_time").perform(context):
@@ -149,27 +142,13 @@ def _start(context: LaunchContext) -> list[LaunchDescriptionEntity]:
         ros_arguments=["--log-level", LaunchConfiguration("log_level")],
         output="screen",
         emulate_tty=True,
+        sigkill_timeout=ENDS_WITHIN_S,
         prefix=[END_WITH_LAUNCH, LaunchConfiguration("launch-prefix", default="")],
-    )
-    configured = OnStateTransition(
-        target_lifecycle_node=node,
-        start_state="configuring",
-        goal_state="inactive",
-        entities=[_change(node, lifecycle_msgs.msg.Transition.TRANSITION_ACTIVATE)],
-        handle_once=True,  # who cleans the node up later and configures it anew decides when to activate it
     )
     return [
         *(
             SetEnvironmentVariable(name, value)
             for name, value in image_transport(context.environment).items()
         ),
-        RegisterEventHandler(configured),
         node,
-        _change(node, lifecycle_msgs.msg.Transition.TRANSITION_CONFIGURE),
     ]
-
-
-def _change(node: LifecycleNode, transition_id: int) -> EmitEvent:
-    return EmitEvent(
-        event=ChangeState(lifecycle_node_matcher=matches_action(node), transition_id=transition_id)
-    )

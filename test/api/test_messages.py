@@ -135,12 +135,12 @@ def test_given_an_installed_package_when_its_type_is_asked_for_then_its_files_ar
     install(
         "radar_msgs",
         Scan="std_msgs/Header header\nReturn[] returns\nradar_msgs/Return[2] first\nuint8 NEAR=1\n",
-        Return="float32 range  # m\nfloat32[3] direction\nstring<=8 label\n",
+        Return="float32 range  # m\nfloat32[3] direction\nstring<=8 label\nwstring note\n",
     )
     warm_up("radar_msgs/msg/Scan")
     assert has_header("radar_msgs/msg/Scan")
     direction = np.array([1, 2, 3], dtype=np.float32)
-    own = {"direction": direction, "label": "car"}
+    own = {"direction": direction, "label": "car", "note": np.array([9633], np.uint16)}  # in UTF-16
     one, two, three = (
         empty_message("radar_msgs/msg/Return", range=metres, **own) for metres in (1.5, 2.5, 3.5)
     )
@@ -148,7 +148,7 @@ def test_given_an_installed_package_when_its_type_is_asked_for_then_its_files_ar
     scan = empty_message("radar_msgs/msg/Scan", header=head, returns=[one], first=[two, three])
     found = decode(encode(scan, "radar_msgs/msg/Scan"), "radar_msgs/msg/Scan")
     assert [item.range for item in (*found.returns, *found.first)] == [1.5, 2.5, 3.5]
-    assert found.returns[0].label == "car"
+    assert (found.returns[0].label, found.returns[0].note.tolist()) == ("car", [9633])
     assert found.header.stamp.sec == 4
 
 

@@ -366,7 +366,7 @@ def test_given_a_plan_when_simulated_then_both_ways_are_shown_drawn_and_written(
             "nothing is signed: cut_in, seed 3: a collision",
         ),
         ({"targets": []}, 1, "it has no targets"),
-        ({"figures": {}}, 2, "is no JSON of `torchperf compare --json`"),
+        ({"figures": {}}, 2, "is no JSON of `torchperf compare -o`"),
         ([], 2, "is no JSON of"),
     ],
 )

@@ -212,7 +212,8 @@ def load_adapter(path: str) -> type[Adapter]:
     except Exception as error:
         # The user's module runs here: any exception is the reason why it cannot be loaded.
         where = (
-            "commands find modules in the folder that they are started in, a node those that are installed"
+            "modules are found in the folder in which the command or node was started, in PYTHONPATH, and among"
+            " what is installed"
         )
         is_missing = isinstance(error, ModuleNotFoundError) and module_name.startswith(str(error.name))
         raise AdapterError(

@@ -87,7 +87,7 @@ def _known(name: str) -> str:
     if path is None:
         raise UnknownMessageType(
             f"message type {name!r} is unknown: no {package}/msg/{short}.msg in an installed package; install"
-            f" {package}"
+            f" {package}, or source the workspace that has it"
         )
     try:
         text = path.read_text(encoding="utf-8")
@@ -123,7 +123,10 @@ def _with_wide_texts(types: Typesdict) -> Typesdict:
 
     def readable(field: Any) -> Any:  # noqa: ANN401 - a field's type as rosbags describes it
         kind, of = field
-        if kind is Nodetype.BASE and of[0] == "wstring":
+        # rosbags knows the type in an `.idl` file. In a `.msg` file it takes it for a message of the package.
+        if (kind is Nodetype.BASE and of[0] == "wstring") or (
+            kind is Nodetype.NAME and of.endswith("/msg/wstring")
+        ):
             return Nodetype.SEQUENCE, ((Nodetype.BASE, ("uint16", 0)), 0)
         if kind in {Nodetype.ARRAY, Nodetype.SEQUENCE} and readable(of[0]) != of[0]:
             raise TypesysError("a list of wstring is not supported")

@@ -164,7 +164,7 @@ def sign(
 
     What vehicles would refuse is not signed. A vehicle takes a plan only if its
     serial is greater than that of the last one. With --gate nothing is signed
-    unless `torchperf compare --json` found nothing worse, `torchperf drive -o` hit
+    unless `torchperf compare -o` (.json) found nothing worse, `torchperf drive -o` hit
     nothing (drive.json), and `./run bench safety --json`, or another benchmark, met
     its targets.
 
@@ -243,7 +243,7 @@ def _check_gate(file: Path) -> None:
         fail(f"--gate {file}: cannot be read ({error.strerror or error})")
     except (ValueError, KeyError, TypeError, AttributeError):
         fail(
-            f"--gate {file}: is no JSON of `torchperf compare --json`, `torchperf drive -o` or `./run bench"
+            f"--gate {file}: is no JSON of `torchperf compare -o`, `torchperf drive -o` or `./run bench"
             " --json`"
         )
     if closed:
@@ -393,7 +393,7 @@ def simulate(
 
     Beside it, the same candidate on all vehicles at once. Buckets, guards, verdicts
     and steps are the code of vehicles and of `advance`. Times are drawn from
-    minutes of recorded runs (`torchperf replay --parquet`, at --pace real); without
+    minutes of recorded runs (`torchperf replay -o RUN.parquet`, at --pace real); without
     --runs they have the reference detector's median and p99.
 
     Example: torchperf rollout simulate plan.yaml --candidate crashing --svg out.svg

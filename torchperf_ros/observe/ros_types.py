@@ -23,7 +23,11 @@ def ros_message_class(name: str) -> Any:  # noqa: ANN401 - rosidl classes are un
     try:
         return getattr(importlib.import_module(f"{package}.msg"), short)
     except (ImportError, AttributeError) as error:
-        hint = f"; install {package}" if isinstance(error, ImportError) else ""
+        hint = (
+            f"; install {package}, or source the workspace that has it"
+            if isinstance(error, ImportError)
+            else ""
+        )
         raise UnknownMessageType(
             f"message type {name!r} cannot be used with rclpy ({error}){hint}"
         ) from error
