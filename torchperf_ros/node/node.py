@@ -342,8 +342,8 @@ class PerfNode(LifecycleNode):
             self._lane.deactivate()
 
     def _tear_down(self) -> None:
-        # First, while all that an answer goes to is there. What follows takes time, or waits for a disk, and a
-        # lane that watched meanwhile would latch: sensors that end with this node are silent.
+        # First, while all that an answer goes to is there. What follows takes time, or waits for a disk: a
+        # lane that watched meanwhile would latch, as sensors that end with this node are silent.
         self._finish()
         self._versions.end()
         self.parameters.configured = False
