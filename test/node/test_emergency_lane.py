@@ -24,6 +24,8 @@ from std_srvs.srv import Trigger
 from torchperf_ros.api.outcome import Fallback, Outcome
 from torchperf_ros.node.emergency_lane import EmergencyLane
 from torchperf_ros.node.emergency_process import StopArea
+from torchperf_ros.node.node import PerfNode
+from torchperf_ros.node.versions import VersionsOnDemand
 from torchperf_ros.safety.kept_latch import latch_file
 from torchperf_ros.settings.config import node_config
 
@@ -256,6 +258,7 @@ def test_given_a_lane_on_the_topic_of_another_type_when_configured_then_it_is_re
     )
     refused.wait_for(lambda: why in refused.errors, "the reason")
     assert refused.state() == "unconfigured"
+    assert "Traceback" not in refused.errors  # of the lane's process, which was given no setup
 
 
 def test_given_a_lane_that_is_killed_when_it_was_latched_then_another_one_is_latched_and_nothing_else_goes_out(
@@ -362,6 +365,31 @@ def test_given_a_node_whose_stage_no_longer_answers_when_its_callbacks_still_run
     late_ms[0] = 600.0
     graph.wait_for(lambda: says(lane, state="latched", triggers_silent="1"), "it to latch")
     assert lane.values()["reason"].startswith("the node hangs: it has not answered for 2.")
+
+
+def test_given_a_node_that_a_person_ends_when_a_disk_hangs_then_the_lane_watches_no_more_by_then(
+    graph, own_lane, monkeypatch
+):
+    _, lane = own_lane("ended")
+    lane.activate()
+    node = PerfNode(context=graph.context, use_global_arguments=False)
+    node._lane = lane
+    monkeypatch.setattr(
+        VersionsOnDemand, "end", lambda _: graph.wait_for(lambda: says(lane, state="inactive"), "it")
+    )
+    node.close()
+    node.destroy_node()
+
+
+def test_given_a_lane_that_was_left_alone_when_it_has_stopped_the_vehicle_then_a_late_answer_is_withheld(
+    graph, own_lane
+):
+    _, lane = own_lane("left")
+    lane.activate()
+    process = psutil.Process(int(lane.status().values["pid"]))
+    lane.leave()
+    graph.wait_for_end(process)  # 10 s, as there is no odometry
+    assert lane.latched
 
 
 KEPT = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)

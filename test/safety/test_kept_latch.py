@@ -5,7 +5,6 @@ It is there after a restart, and a file that cannot be read counts as one.
 
 import json
 import os
-import threading
 
 import pytest
 from hypothesis import given
@@ -151,16 +150,6 @@ def test_given_a_full_disk_when_a_latch_is_kept_then_an_empty_file_says_so_until
     assert read_latch(file, 0) is None
 
 
-def test_given_a_disk_that_hangs_when_a_latch_is_kept_then_nobody_waits_for_it(file):
-    held = threading.Event()
-    keeper = LatchKeeper(file, None, held.wait)
-    keeper.keep(Latch(OBSTACLE, "scan shows a wall", 1))  # returns although its thread waits
-    assert not file.exists()
-    held.set()
-    keeper.close()
-    assert read_latch(file, 0).kind == OBSTACLE
-
-
 def test_given_two_nodes_when_each_keeps_its_latch_then_they_have_files_of_their_own(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     files = {latch_file(name) for name in ("/perf", "/front/perf", "/rear/perf", "/front_perf")}
@@ -184,18 +173,6 @@ def test_given_a_process_that_ended_when_it_wrote_then_whether_it_was_latched_is
     assert f"{file} was being written when that ended, as {part} is there; look whether" in latch.reason
     keep(file, None, before=latch)
     assert list(file.parent.iterdir()) == []
-
-
-def test_given_a_latch_when_its_file_is_removed_by_hand_then_it_is_written_again(file):
-    keeper = LatchKeeper(file, None, lambda: None, again_s=0.01)
-    keeper.keep(Latch(OBSTACLE, "scan shows a wall", 1))
-    while not file.exists():
-        pass
-    file.unlink()
-    while not file.exists():
-        pass
-    keeper.close()
-    assert read_latch(file, 0).kind == OBSTACLE
 
 
 def test_given_a_latch_when_the_node_is_to_run_without_its_lane_then_a_warning_says_so(

@@ -317,7 +317,7 @@ class EmergencyLane:
         return False
 
     def _send(self, message: dict[str, Any]) -> None:
-        if self._socket is not None:
+        if self._socket is not None and self._setup:  # the process takes what comes first for its setup
             with contextlib.suppress(OSError):  # it is gone: its successor gets it anew
                 self._socket.send(json.dumps(message).encode(), socket.MSG_DONTWAIT)
 

@@ -320,7 +320,7 @@ class _Lane:
         # the last word is of now: ROS time may have been set since the one before
         self._publish_at_ns = None
         self._publish_if_due(monotonic_ns())
-        self._area.write(None)
+        # The area stays latched: a node that has left this process alone may still answer a frame.
         self._keeper.close()
         self._node.destroy_node()
 

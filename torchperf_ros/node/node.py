@@ -177,8 +177,6 @@ class PerfNode(LifecycleNode):
     def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Let no more frames in; the workers stay warm."""
         self._finish()
-        if self._lane is not None:
-            self._lane.deactivate()
         self._lifecycle, self._endpoints.active = "inactive", False
         return super().on_deactivate(state)
 
@@ -332,17 +330,22 @@ class PerfNode(LifecycleNode):
     def _finish(self) -> None:
         """Let no more frames in, and wait for the answers of those that run.
 
-        What a stage answers the next one gets.
+        What a stage answers the next one gets. The lane watches until then: while it is latched, it withholds
+        these answers.
         """
         if self._lane is not None:
             self._lane.hold()
         for stage in self._stages:
             stage.deactivate()
             stage.finish()
+        if self._lane is not None:
+            self._lane.deactivate()
 
     def _tear_down(self) -> None:
+        # First, while all that an answer goes to is there. What follows takes time, or waits for a disk: a
+        # lane that watched meanwhile would latch, as sensors that end with this node are silent.
+        self._finish()
         self._versions.end()
-        self._finish()  # while all that an answer goes to is there
         self.parameters.configured = False
         self._reporter.forget()
         self._endpoints.take_no_more()
