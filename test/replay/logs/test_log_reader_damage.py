@@ -384,6 +384,11 @@ def metadata(text):
     return lambda folder: (folder / "metadata.yaml").write_text(text, encoding="latin-1")
 
 
+def unpacked(folder):
+    (folder / "metadata.yaml").unlink()
+    (folder / "log.db3.zstd").write_bytes(zstandard.compress((folder / "log.db3").read_bytes()))
+
+
 WRONG_HASH = "RIHS01_" + "0" * 64
 LESS_THAN_WHOLE = {
     "no metadata": ("rosbag2 mcap", lambda folder: (folder / "metadata.yaml").unlink(), 40,
@@ -391,6 +396,11 @@ LESS_THAN_WHOLE = {
     **{f"metadata {text!r}": (kind, metadata(text), 40, ["its metadata.yaml .*; the files in the folder are read: log"])
        for text, kind in (("a: [", "rosbag2 sqlite3"), ("- 1", "rosbag2 mcap, messages compressed"),
                           ("rosbag2_bagfile_information: {}", "rosbag2 mcap"), ("\xff", "rosbag2 mcap"))},
+    "a file that is named twice, and the folder": ("rosbag2 mcap", metadata(
+        "rosbag2_bagfile_information: {relative_file_paths: [log.mcap, '', log.mcap]}"), 40,
+        ["files that are not there: log$"]),
+    "no metadata, and a file beside what it was unpacked to": ("rosbag2 sqlite3", unpacked, 40,
+        ["has no metadata.yaml; the files in the folder are read: log.db3$"]),
     "missing, damaged and more files": ("rosbag2 mcap", split, 40, [
         "files that are not there: gone.mcap", "left out: more.mcap", "bad.mcap.*the other files are read"]),
     "recorder of ROS 1 killed": ("bag", lambda path: overwrite(
