@@ -47,7 +47,11 @@ class KeptState:
         # A script keeps its attributes in C++, where only buffers can be reached; a lazy module becomes
         # another one.
         self._attributes = [
-            (module, {name: _copied(value, memo) for name, value in _attributes_of(module)})
+            (
+                module,
+                {name: _copied(value, memo) for name, value in _attributes_of(module)},
+                set(module._buffers),
+            )
             for module in model.modules()
             if not isinstance(module, (torch.jit.ScriptModule, LazyModuleMixin))
         ]
@@ -76,10 +80,10 @@ class KeptState:
         for module, name, original, saved in self._buffers:
             if not _same(getattr(module, name, None), saved):
                 yield module, name, original, saved
-        for module, attributes in self._attributes:
-            new = [name for name, _ in _attributes_of(module) if name not in attributes]
+        for module, attributes, buffers in self._attributes:
+            new = sorted({*dict(_attributes_of(module)), *module._buffers} - attributes.keys() - buffers)
             for name, saved in [*attributes.items(), *((name, _ABSENT) for name in new)]:
-                if not _same(vars(module).get(name, _ABSENT), saved):
+                if saved is _ABSENT or not _same(vars(module).get(name, _ABSENT), saved):
                     yield module, name, None, saved
 
 
