@@ -59,7 +59,7 @@ def _attributes(value: Any) -> dict[str, Any]:  # noqa: ANN401
     """
     if isinstance(value, (torch.nn.Module, type, ModuleType, Iterator)) or callable(value):
         return {}
-    found = {}
+    found: dict[str, Any] = {}
     for kind in type(value).__mro__:
         if "__slots__" in vars(kind):
             # Private slots have other names there, and `__weakref__`, which attrs adds, holds no result.
