@@ -146,14 +146,21 @@ def test_given_a_count_that_is_an_output_by_itself_when_asked_then_the_answer_de
     assert depends_on_state(counting, kept, (FIRST,), counting(FIRST)) == ["kept"]
 
 
-@pytest.mark.parametrize("kind", ["script", "lazy", "sparse"])
+TABLES = {
+    "sparse": lambda: torch.eye(4).to_sparse(),
+    "nested": lambda: torch.nested.nested_tensor([torch.ones(1), torch.ones(2)]),
+    "meta": lambda: torch.empty(4, device="meta"),
+}
+
+
+@pytest.mark.parametrize("kind", ["script", "lazy", *TABLES])
 def test_given_a_module_of_another_kind_when_kept_then_its_buffers_are_restored_and_nothing_is_broken(kind):
     if kind == "lazy":
         model = torch.nn.LazyLinear(4)
     else:
         model = torch.nn.BatchNorm1d(4)
-        if kind == "sparse":
-            model.register_buffer("table", torch.eye(4).to_sparse())
+        if kind in TABLES:
+            model.register_buffer("table", TABLES[kind]())
         model = torch.jit.script(model) if kind == "script" else model
     kept = KeptState(model)
     model(torch.randn(3, 4))

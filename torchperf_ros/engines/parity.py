@@ -20,7 +20,14 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
 from torchperf_ros.api.errors import TorchperfError
-from torchperf_ros.engines.outputs import flat_numbers, in_new_memory, layout_of, numbers_of, tensors_in
+from torchperf_ros.engines.outputs import (
+    flat_numbers,
+    in_new_memory,
+    layout_of,
+    numbers_of,
+    shapes_of,
+    tensors_in,
+)
 from torchperf_ros.settings.build_options import INT8_PRECISIONS, INT8_STATIC, MOST_LOSS
 
 NEVER_CHANGES: Final = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
@@ -116,9 +123,14 @@ def _same(now: Any, saved: Any, seen: frozenset[int] = frozenset()) -> bool:  # 
         return bool(now == saved)
     seen |= {id(saved)}
     if isinstance(now, torch.Tensor):
-        alike = now.shape == saved.shape and now.dtype == saved.dtype and now.layout == saved.layout
-        pairs = zip(numbers_of(now), numbers_of(saved), strict=True) if alike else ()
-        return alike and all(a.shape == b.shape and torch.equal(a, b) for a, b in pairs)
+        kinds = {
+            (each.dtype, each.layout, each.is_meta, each.is_nested or each.shape) for each in (now, saved)
+        }
+        # A tensor without values, as on the device `meta`, is as it was.
+        parts = [[] if len(kinds) > 1 or each.is_meta else [*numbers_of(each)] for each in (now, saved)]
+        return (
+            len(kinds) == 1 and shapes_of(parts[0]) == shapes_of(parts[1]) and all(map(torch.equal, *parts))
+        )
     if isinstance(now, np.ndarray) and not now.dtype.hasobject:
         return now.dtype == saved.dtype and np.array_equal(now, saved)
     if isinstance(now, (list, tuple, deque)):
