@@ -368,6 +368,15 @@ def test_given_a_journal_that_nobody_may_write_beside_when_read_then_the_others_
     ]
 
 
+def test_given_a_database_that_breaks_off_within_a_page_when_read_then_it_says_what_may_be_wrong(tmp_path):
+    path = logs.KINDS["db3"](tmp_path)
+    path.write_bytes(path.read_bytes()[:-100])
+    messages, notes, findings = read(path)
+    assert len({*(entry[2] for entry in logs.cdr())} - {message.data for message in messages}) == 1
+    assert (len(notes), findings.chunks_lost) == (1, 1)
+    assert "breaks off within a page: a message may hold up to 100 wrong bytes" in notes[0]
+
+
 # -- folders
 
 
