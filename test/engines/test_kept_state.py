@@ -60,6 +60,12 @@ def grown(module, x):
     return module.grown
 
 
+def registered(module, x):
+    if not hasattr(module, "more"):
+        module.register_buffer("more", torch.zeros(4))
+    return module.more.add_(x.mean()).clone()
+
+
 KINDS = {
     "a buffer in place": (lambda: torch.zeros(4), lambda m, x: m.kept.add_(x.mean()).clone()),
     "a buffer anew": (lambda: torch.zeros(4), rebound),
@@ -71,6 +77,7 @@ KINDS = {
     "a number": (lambda: 0, lambda m, x: setattr(m, "kept", m.kept + 1) or m.kept),
     "nothing yet": (lambda: None, smoothed),
     "an attribute more": (lambda: None, grown),
+    "a buffer more": (lambda: None, registered),
     "slots": (Track, lambda m, x: counted(m.kept)),
     "an object that holds itself": (Tracker, lambda m, x: counted(m.kept.tracks[0])),
     "a generator of torch": (
@@ -96,9 +103,8 @@ def test_given_a_model_that_keeps_something_when_restored_then_it_answers_as_at_
             model(FIRST)
             outputs = model(SECOND)
             assert kept.has_changed
-            assert depends_on_state(model, kept, (SECOND,), outputs) == [
-                "grown" if "more" in kind else "kept"
-            ]
+            name = {"an attribute more": "grown", "a buffer more": "more"}.get(kind, "kept")
+            assert depends_on_state(model, kept, (SECOND,), outputs) == [name]
         assert not kept.has_changed
     assert torch.equal(*answers)
 
@@ -140,14 +146,21 @@ def test_given_a_count_that_is_an_output_by_itself_when_asked_then_the_answer_de
     assert depends_on_state(counting, kept, (FIRST,), counting(FIRST)) == ["kept"]
 
 
-@pytest.mark.parametrize("kind", ["script", "lazy", "sparse"])
+TABLES = {
+    "sparse": lambda: torch.eye(4).to_sparse(),
+    "nested": lambda: torch.nested.nested_tensor([torch.ones(1), torch.ones(2)]),
+    "meta": lambda: torch.empty(4, device="meta"),
+}
+
+
+@pytest.mark.parametrize("kind", ["script", "lazy", *TABLES])
 def test_given_a_module_of_another_kind_when_kept_then_its_buffers_are_restored_and_nothing_is_broken(kind):
     if kind == "lazy":
         model = torch.nn.LazyLinear(4)
     else:
         model = torch.nn.BatchNorm1d(4)
-        if kind == "sparse":
-            model.register_buffer("table", torch.eye(4).to_sparse())
+        if kind in TABLES:
+            model.register_buffer("table", TABLES[kind]())
         model = torch.jit.script(model) if kind == "script" else model
     kept = KeptState(model)
     model(torch.randn(3, 4))

@@ -39,10 +39,10 @@ class Masked(torch.nn.Module):
 
 
 class Slotted:
-    __slots__ = ("scores",)
+    __slots__ = ("__scores", "label")
 
     def __init__(self, scores):
-        self.scores = scores
+        self.__scores, self.label = scores, "car"
 
 
 class Holding:
@@ -160,7 +160,7 @@ class Frozen:
 
 
 class SlottedPair:
-    __slots__ = ("a", "b")
+    __slots__ = ("__weakref__", "a", "b")  # as attrs makes them
 
     def __init__(self, a, b):
         self.a, self.b = a, b
@@ -176,6 +176,7 @@ NESTS = {
     "frozen dataclass": Frozen,
     "object with slots": SlottedPair,
     "namespace": lambda a, b: types.SimpleNamespace(a=a, b=b),
+    "deque": lambda a, b: collections.deque([a, b]),
     "generator": lambda a, b: Drawn(iter([a, b])),
 }
 plans = st.recursive(

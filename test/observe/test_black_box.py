@@ -123,6 +123,17 @@ def test_given_stages_in_a_row_when_recorded_then_what_passes_between_is_there_o
     assert [words for _, _, words in written] == ["a", "path", "path", "b", "path"]
 
 
+def test_given_inputs_from_before_the_seconds_that_are_kept_then_the_log_begins_with_the_latest(tmp_path):
+    box = Box(tmp_path, before_s=3.0)
+    box.message(MessageRecord(0, 1, text("cars")))
+    for second, odom in enumerate("aabbbbbcc"):
+        box.frame(frame(second, stage=1, inputs=("boxes", odom), output="path"))
+    box.incident(8)
+    first, *others = [(round(at), words) for at, topic, words in box.written() if topic != "/path"]
+    assert {first, others[0]} == {(5, "b"), (5, "cars")}
+    assert others[1:] == [(7, "c")]
+
+
 def test_given_what_no_frame_carries_when_heard_then_it_stands_at_its_receipt_and_its_time_is_no_jump(box):
     box.message(MessageRecord(2 * NS_PER_S, 0, float64_bytes(1.0)))
     box.message(MessageRecord(1 * NS_PER_S, 1, text("objects")))

@@ -6,7 +6,7 @@ import functools
 import itertools
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from types import ModuleType
+from types import MemberDescriptorType, ModuleType
 from typing import Any, Final
 
 import numpy as np
@@ -19,6 +19,7 @@ from torchperf_ros.api.errors import TorchperfError
 
 _DEEPEST: Final = 12  # nests of nests; deeper ones are reported as unchecked
 _PLAIN_VALUES: Final = (bool, int, float, complex, str, bytes, type(None))
+_ROWS: Final = (tuple, list, set, frozenset, deque)
 _NUMBERS: Final = "biufc"  # kinds of arrays that hold numbers
 
 
@@ -43,7 +44,7 @@ def leaves_in(outputs: Any, within: tuple[int, ...] = ()) -> Iterator[Any]:  # n
 
 
 def _held_by(value: Any) -> Collection[Any] | None:  # noqa: ANN401
-    if isinstance(value, (tuple, list, set, frozenset, deque, Drawn)):
+    if isinstance(value, (*_ROWS, Drawn)):
         return value.values if isinstance(value, Drawn) else value
     if isinstance(value, Mapping):
         return value.values()
@@ -58,11 +59,15 @@ def _attributes(value: Any) -> dict[str, Any]:  # noqa: ANN401
     """
     if isinstance(value, (torch.nn.Module, type, ModuleType, Iterator)) or callable(value):
         return {}
-    found = {}
+    found: dict[str, Any] = {}
     for kind in type(value).__mro__:
-        slots = vars(kind).get("__slots__", ())
-        names = (slots,) if isinstance(slots, str) else slots
-        found.update({name: getattr(value, name) for name in names if hasattr(value, name)})
+        if "__slots__" in vars(kind):
+            # Private slots have other names there, and `__weakref__`, which attrs adds, holds no result.
+            found |= {
+                name: getattr(value, name)
+                for name, slot in vars(kind).items()
+                if isinstance(slot, MemberDescriptorType) and hasattr(value, name)
+            }
     found |= getattr(value, "__dict__", {})
     return {
         name: held
@@ -195,7 +200,7 @@ def mapped(outputs: Any, act: Callable[[Any], Any]) -> Any:  # noqa: ANN401 - a 
     """
     if isinstance(outputs, Drawn):
         return Drawn(mapped(value, act) for value in outputs.values)
-    if isinstance(outputs, (tuple, list)):
+    if isinstance(outputs, _ROWS):
         make = type(outputs)._make if hasattr(outputs, "_make") else type(outputs)
         return make([mapped(value, act) for value in outputs])
     is_leaf = isinstance(outputs, (torch.Tensor, np.ndarray, np.generic, *_PLAIN_VALUES))

@@ -20,7 +20,14 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
 from torchperf_ros.api.errors import TorchperfError
-from torchperf_ros.engines.outputs import flat_numbers, in_new_memory, layout_of, numbers_of, tensors_in
+from torchperf_ros.engines.outputs import (
+    flat_numbers,
+    in_new_memory,
+    layout_of,
+    numbers_of,
+    shapes_of,
+    tensors_in,
+)
 from torchperf_ros.settings.build_options import INT8_PRECISIONS, INT8_STATIC, MOST_LOSS
 
 NEVER_CHANGES: Final = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
@@ -47,7 +54,11 @@ class KeptState:
         # A script keeps its attributes in C++, where only buffers can be reached; a lazy module becomes
         # another one.
         self._attributes = [
-            (module, {name: _copied(value, memo) for name, value in _attributes_of(module)})
+            (
+                module,
+                {name: _copied(value, memo) for name, value in _attributes_of(module)},
+                set(module._buffers),
+            )
             for module in model.modules()
             if not isinstance(module, (torch.jit.ScriptModule, LazyModuleMixin))
         ]
@@ -76,10 +87,10 @@ class KeptState:
         for module, name, original, saved in self._buffers:
             if not _same(getattr(module, name, None), saved):
                 yield module, name, original, saved
-        for module, attributes in self._attributes:
-            new = [name for name, _ in _attributes_of(module) if name not in attributes]
+        for module, attributes, buffers in self._attributes:
+            new = sorted({*dict(_attributes_of(module)), *module._buffers} - attributes.keys() - buffers)
             for name, saved in [*attributes.items(), *((name, _ABSENT) for name in new)]:
-                if not _same(vars(module).get(name, _ABSENT), saved):
+                if saved is _ABSENT or not _same(vars(module).get(name, _ABSENT), saved):
                     yield module, name, None, saved
 
 
@@ -112,9 +123,14 @@ def _same(now: Any, saved: Any, seen: frozenset[int] = frozenset()) -> bool:  # 
         return bool(now == saved)
     seen |= {id(saved)}
     if isinstance(now, torch.Tensor):
-        alike = now.shape == saved.shape and now.dtype == saved.dtype and now.layout == saved.layout
-        pairs = zip(numbers_of(now), numbers_of(saved), strict=True) if alike else ()
-        return alike and all(a.shape == b.shape and torch.equal(a, b) for a, b in pairs)
+        kinds = {
+            (each.dtype, each.layout, each.is_meta, each.is_nested or each.shape) for each in (now, saved)
+        }
+        # A tensor without values, as on the device `meta`, is as it was.
+        parts = [[] if len(kinds) > 1 or each.is_meta else [*numbers_of(each)] for each in (now, saved)]
+        return (
+            len(kinds) == 1 and shapes_of(parts[0]) == shapes_of(parts[1]) and all(map(torch.equal, *parts))
+        )
     if isinstance(now, np.ndarray) and not now.dtype.hasobject:
         return now.dtype == saved.dtype and np.array_equal(now, saved)
     if isinstance(now, (list, tuple, deque)):

@@ -135,7 +135,7 @@ class PairBlock:
 
 @dataclass
 class PairFigures:
-    """Since the candidate stands beside; one thread adds, others read.
+    """Totals since the candidate runs beside the version in service; one thread adds, others read.
 
     Attributes:
         version: the candidate's name.

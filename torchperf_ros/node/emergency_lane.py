@@ -49,7 +49,7 @@ _ANSWERS_WITHIN_S: Final = 0.5
 # One that has left so many questions in a row unanswered, one a second, is replaced. They are counted, and
 # not the time: this process may have been stopped itself.
 _UNANSWERED: Final = 5
-_RESTART_S: Final = 1.0  # one that ended sooner has its successor after as long, any other at once
+_RESTART_S: Final = 1.0  # a process that lived for less is replaced after as long, any other at once
 _BEATS_EVERY_S: Final = 0.25  # so that eight have to be missing before the node counts as one that hangs
 _OVERDUE_MS: Final = 500.0  # a stage that is so late with an answer has none: the node does not answer then
 _ENDS_WITHIN_S: Final = 5.0
@@ -243,7 +243,7 @@ class EmergencyLane:
 
     @property
     def watches(self) -> bool:
-        """Whether it does what it is there for: always, unless its process was just lost."""
+        """Whether its process is ready, which it has to be while the lane is active."""
         return self._ready or not self._active
 
     def values(self) -> Mapping[str, str]:

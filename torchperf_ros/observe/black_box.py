@@ -42,6 +42,7 @@ class _Kept(NamedTuple):
     size: int
     record: FrameRecord | MessageRecord
     inputs: tuple[InputBytes, ...]
+    lasting: Mapping[_Topic, bytes]  # what later frames run with, too, until something newer comes
 
 
 class _Entry(NamedTuple):
@@ -130,6 +131,7 @@ class BlackBox:
         self._reported_ns = 0
         self._kept: deque[_Kept] = deque()
         self._last_input: dict[_Topic, bytes] = {}
+        self._older: dict[_Topic, bytes] = {}  # what lasts, of all that is not kept any more
         self._incident: _Incident | None = None
         self._writing: threading.Thread | None = None
 
@@ -138,7 +140,8 @@ class BlackBox:
         topics = self._inputs[record.stage]
         inputs = tuple(item for item in record.inputs if self._is_new(item, topics[item.index]))
         size = _ROW_BYTES + len(record.payload or b"") + sum(len(item.data) for item in inputs)
-        self._keep(record, size, inputs)
+        others = ((topics[item.index], bytes(item.data)) for item in inputs if item.index)
+        self._keep(record, size, inputs, {topic: data for topic, data in others if topic is not None})
 
     def _is_new(self, item: InputBytes, topic: _Topic | None) -> bool:
         """Whether an input becomes a message: no other stage's output, and not the frame before's."""
@@ -153,27 +156,39 @@ class BlackBox:
             if not self._reported_ns <= record.t_ns <= self._reported_ns + _JUMP_NS:
                 self._jumped(record.t_ns)
             self._reported_ns = record.t_ns
-        self._keep(record, len(record.data))
+        is_heard = record.topic >= self._heard_from
+        self._keep(
+            record, len(record.data), (), {self._topics[record.topic]: record.data} if is_heard else {}
+        )
 
     def _jumped(self, t_ns: int) -> None:
         """ROS time went back, or far ahead: what came before stands on a time line of its own."""
         for _ in range(_before_jump(self._kept, t_ns)):
-            self.held_bytes -= self._kept.popleft().size
+            self._drop()
         incident = self._incident
         if incident is not None and (count := _before_jump(incident.entries, t_ns)):
             del incident.entries[count:]
             incident.is_over = True
             self.finish(wait=False)
 
+    def _drop(self) -> None:
+        gone = self._kept.popleft()
+        self.held_bytes -= gone.size
+        self._older.update(gone.lasting)
+
     def _keep(
-        self, record: FrameRecord | MessageRecord, size: int, inputs: tuple[InputBytes, ...] = ()
+        self,
+        record: FrameRecord | MessageRecord,
+        size: int,
+        inputs: tuple[InputBytes, ...],
+        lasting: Mapping[_Topic, bytes],
     ) -> None:
         now_ns, kept = self._monotonic_ns(), self._kept
-        entry = _Kept(record.t_ns, now_ns, size, record, inputs)
+        entry = _Kept(record.t_ns, now_ns, size, record, inputs, lasting)
         kept.append(entry)
         self.held_bytes += size
         while kept and (now_ns - kept[0].kept_ns > self._before_ns or self.held_bytes > self._part_bytes):
-            self.held_bytes -= kept.popleft().size
+            self._drop()
         if self._incident is not None and not self._incident.is_over:
             self._add(self._incident, entry)
 
@@ -219,6 +234,9 @@ class BlackBox:
         for kept in self._kept:
             self._add(incident, kept)
         incident.left_bytes = room
+        begin_ns = min((entry.t_ns for entry in incident.entries), default=1)
+        for topic, data in self._older.items():  # frames run with the latest, however old
+            incident.take(max(begin_ns - 1, 0), topic, data)
 
     def tick(self, now_s: float) -> None:
         if self._incident is not None and (self._incident.is_over or now_s >= self._incident.until_s):

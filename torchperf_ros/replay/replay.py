@@ -612,7 +612,7 @@ class _Replay(contextlib.ExitStack):
         if self._options.pace == "real":
             step_back()  # this runs on the thread that reads ahead
         whole = self._options.start_s == 0.0 and self._end_ns is None
-        yield from self._reader.messages(topics, None if whole else self._start_ns, self._end_ns)
+        yield from self._reader.part(topics, None if whole else self._start_ns, self._end_ns)
 
     def _cut_short(self, why: str) -> bool:
         self._note(why)

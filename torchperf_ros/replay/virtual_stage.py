@@ -42,7 +42,7 @@ _TOO_LATE: Final = frozenset({Outcome.LATE, Outcome.PARTIAL})
 #
 # For adapters that remember nothing from frame to frame; starting workers takes longer than a short
 # drive. For the same reason a death that is drawn ends none of them: its replacement is due when
-# the clock says so, and is the same process. Who keeps them stops them.
+# the clock says so, and is the same process. The caller that keeps these pools stops them.
 KeptPools = dict[int, WorkerPool]
 
 

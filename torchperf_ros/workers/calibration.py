@@ -61,7 +61,7 @@ def usual_p99(window: SortedWindow, spared: int = 0) -> float:
 
     Args:
         window: the samples, at least one.
-        spared: so many of the worst do not count, stalls or not, as long as one sample is left.
+        spared: how many of the largest samples are left out, stalls or not; one sample at least counts.
     """
     count = len(window)
     usual = window.count_up_to(_OUTLIER_RATIO * window.quantile(0.5))

@@ -133,6 +133,20 @@ def test_given_qos_profiles_of_old_and_new_form_when_opened_then_a_latched_topic
         assert log.topics["/text"].latched is latched
 
 
+def test_given_messages_that_publishers_kept_when_a_part_is_read_then_it_begins_with_them(tmp_path):
+    with LogReader(logs.ros1_bag(tmp_path / "log.bag")) as log:  # keeps `/text`
+        messages, begin_ns = list(log.messages()), logs.START_NS + 2 * logs.STEP_NS + 1
+        kept = messages[4]._replace(t_ns=begin_ns)
+        assert list(log.part(log.topics, begin_ns, None)) == [kept, *messages[5:]]
+        assert list(log.part({"/numbers"}, begin_ns, None)) == messages[5::2]
+        assert list(log.part(log.topics, None, begin_ns)) == messages[:5]
+        assert list(log.part(log.topics, log.end_ns + 1, None)) == []
+    entries = [("/tf_static", *each[1:]) for each in logs.cdr()]
+    with LogReader(logs.mcap(tmp_path / "log.mcap", [*entries[:4:2], *entries[::2]])) as log:
+        found = log.part(log.topics, logs.START_NS + 6 * logs.STEP_NS, None)
+        assert [message.data for message in found] == [entry[2] for entry in entries[::2]]
+
+
 def test_given_a_topic_without_messages_when_opened_then_it_is_there_with_none(tmp_path):
     with LogReader(logs.mcap(tmp_path / "empty.mcap", [])) as log:
         assert (log.topics, log.count, log.start_ns, log.end_ns, list(log.messages())) == ({}, 0, 0, 0, [])

@@ -368,6 +368,15 @@ def test_given_a_journal_that_nobody_may_write_beside_when_read_then_the_others_
     ]
 
 
+def test_given_a_database_that_breaks_off_within_a_page_when_read_then_it_says_what_may_be_wrong(tmp_path):
+    path = logs.KINDS["db3"](tmp_path)
+    path.write_bytes(path.read_bytes()[:-100])
+    messages, notes, findings = read(path)
+    assert len({*(entry[2] for entry in logs.cdr())} - {message.data for message in messages}) == 1
+    assert (len(notes), findings.chunks_lost) == (1, 1)
+    assert "breaks off within a page: a message may hold up to 100 wrong bytes" in notes[0]
+
+
 # -- folders
 
 
@@ -384,6 +393,11 @@ def metadata(text):
     return lambda folder: (folder / "metadata.yaml").write_text(text, encoding="latin-1")
 
 
+def unpacked(folder):
+    (folder / "metadata.yaml").unlink()
+    (folder / "log.db3.zstd").write_bytes(zstandard.compress((folder / "log.db3").read_bytes()))
+
+
 WRONG_HASH = "RIHS01_" + "0" * 64
 LESS_THAN_WHOLE = {
     "no metadata": ("rosbag2 mcap", lambda folder: (folder / "metadata.yaml").unlink(), 40,
@@ -391,6 +405,11 @@ LESS_THAN_WHOLE = {
     **{f"metadata {text!r}": (kind, metadata(text), 40, ["its metadata.yaml .*; the files in the folder are read: log"])
        for text, kind in (("a: [", "rosbag2 sqlite3"), ("- 1", "rosbag2 mcap, messages compressed"),
                           ("rosbag2_bagfile_information: {}", "rosbag2 mcap"), ("\xff", "rosbag2 mcap"))},
+    "a file that is named twice, and the folder": ("rosbag2 mcap", metadata(
+        "rosbag2_bagfile_information: {relative_file_paths: [log.mcap, '', log.mcap]}"), 40,
+        ["files that are not there: log$"]),
+    "no metadata, and a file beside what it was unpacked to": ("rosbag2 sqlite3", unpacked, 40,
+        ["has no metadata.yaml; the files in the folder are read: log.db3$"]),
     "missing, damaged and more files": ("rosbag2 mcap", split, 40, [
         "files that are not there: gone.mcap", "left out: more.mcap", "bad.mcap.*the other files are read"]),
     "recorder of ROS 1 killed": ("bag", lambda path: overwrite(

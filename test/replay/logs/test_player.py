@@ -270,7 +270,7 @@ class Broken:
     path = "broken"
     start_ns = end_ns = 0
 
-    def messages(self, *_):
+    def part(self, *_):
         yield from (LogMessage("/text", logs.TEXT, b"", number * NS_PER_S) for number in range(2))
         raise LogError("log broken: cannot be read: Input/output error")
 

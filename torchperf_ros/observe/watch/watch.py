@@ -134,7 +134,7 @@ class MachineWatch:
 class StageWatch:
     """All signals of one stage, second by second of the frames' own time.
 
-    What comes late because the recorder had no processor is judged as if it had come in time.
+    A frame that reaches a busy recorder late is judged by its own time.
 
     Attributes:
         active: whether the node takes frames.

@@ -166,6 +166,13 @@ class Db3File:
         }
 
     def _measure(self) -> None:
+        (page_bytes,) = self._db.execute("PRAGMA page_size").fetchone()
+        if over := self._size % page_bytes:  # SQLite puts zeros in place of what is missing
+            what = (
+                "the file breaks off within a page: a message may hold up to"
+                f" {page_bytes - over:,} wrong bytes; {_RECOVER}"
+            )
+            self._notes.lost(self.path, "page", what, size_bytes=over, chunks=1)
         counts: Counter[int] = Counter()
         spans: list[int] = []
         rows = "SELECT topic_id, count(*), min(timestamp), max(timestamp) FROM messages GROUP BY topic_id"

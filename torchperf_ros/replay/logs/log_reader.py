@@ -72,7 +72,7 @@ def log_files(path: Path, notes: LogNotes) -> list[Path]:
     """The files of a log, in order.
 
     A folder's are those that its `metadata.yaml` names; without a usable one, the files of the only kind
-    that is there.
+    that is there. What was unpacked or reindexed beside its origin is read once.
 
     Raises:
         LogError: there is nothing that could be read, or files that cannot belong to one log.
@@ -81,9 +81,14 @@ def log_files(path: Path, notes: LogNotes) -> list[Path]:
         raise LogError(f"log {path}: does not exist")
     if not path.is_dir():
         return [path]
-    inside = sorted(file for file in path.iterdir() if file.name.endswith(SUFFIXES))
+    inside = sorted(
+        file
+        for file in path.iterdir()
+        if file.name.endswith(SUFFIXES)
+        and not (file.suffix in {".zstd", ".active"} and file.with_suffix("").exists())
+    )
     named, trouble = _named(path / METADATA)
-    if there := [file for file in named if file.exists()]:
+    if there := [file for file in named if file.is_file()]:
         if missing := sorted({file.name for file in named} - {file.name for file in there}):
             notes.note(f"log {path}: {METADATA} names files that are not there: {', '.join(missing)}")
         if more := sorted({file.name for file in inside} - {file.name for file in there}):
@@ -116,7 +121,7 @@ def _named(metadata: Path) -> tuple[list[Path], str]:
     try:
         content: Any = read_yaml(metadata, "metadata")
         names = content["rosbag2_bagfile_information"]["relative_file_paths"]
-        files = [metadata.parent / PurePath(str(name)).name for name in names]
+        files = [*dict.fromkeys(metadata.parent / PurePath(str(name)).name for name in names)]
     except (ConfigError, KeyError, TypeError, IndexError):
         return [], f"its {METADATA} is not that of a rosbag2"
     return (
@@ -328,6 +333,7 @@ def _layout(store: Typestore, name: str) -> tuple[object, ...]:
 
 
 _ENCODINGS: Final = ("cdr", "ros1")
+_STATIC: Final = "/tf_static"  # kept, also where a log does not say so
 _LONG_S: Final = 60.0
 _Entry = tuple[float, RawMessage | None]
 _STORAGES: Final[Mapping[str, type[ChunkedFile | Db3File]]] = {
@@ -463,6 +469,24 @@ class LogReader(contextlib.AbstractContextManager["LogReader"]):
             if start_ns is None and end_ns is None:
                 self._compare_counts(converters, read)
 
+    def part(
+        self, topics: Collection[str], start_ns: int | None, end_ns: int | None
+    ) -> Iterator[LogMessage]:
+        """The same of a part of the log, before it what publishers kept until then for later subscribers.
+
+        That is the newest message of each latched topic, and of `/tf_static`, which many publish, each one.
+        """
+        kept: dict[object, LogMessage] = {}
+        if start_ns is not None:
+            latched = [name for name in topics if self.topics[name].latched]
+            for message in self.messages(latched, None, start_ns):
+                key = message.data if message.topic == _STATIC else message.topic
+                kept[key] = message._replace(t_ns=start_ns)
+        for message in self.messages(topics, start_ns, end_ns):
+            yield from kept.values()
+            kept.clear()
+            yield message
+
     def _span_ns(self, start_ns: int | None, end_ns: int | None) -> tuple[float, float]:
         """From when to when messages are read: all, or what is asked for, and never what is set aside."""
         first, last = (self.start_ns, self.end_ns + 1) if self.findings.set_aside else (-math.inf, math.inf)
@@ -571,7 +595,7 @@ class LogReader(contextlib.AbstractContextManager["LogReader"]):
 
     def _summed(self) -> dict[str, LogTopic]:
         found: dict[str, dict[str, int]] = {}
-        latched = {channel.topic for channel in self._channels if channel.latched}
+        latched = {one.topic for one in self._channels if one.latched or one.topic == _STATIC}
         for channel in self._channels:
             types, name = found.setdefault(channel.topic, {}), channel.type_name
             types[name] = _sum([types.get(name, 0), self._counts[channel]])

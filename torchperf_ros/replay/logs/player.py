@@ -80,7 +80,7 @@ def rounds(
     stop_ns = None if duration_s is None else begin_ns + round(duration_s * NS_PER_S)
     while True:
         played = False
-        for message in log.messages(topics.keys(), begin_ns if start_s else None, stop_ns):
+        for message in log.part(topics.keys(), begin_ns if start_s else None, stop_ns):
             yield message
             played = True
         if not played:
