@@ -282,7 +282,8 @@ def nest_of(tier: BuiltTier, *, always: bool = True) -> str:
     "" where each output is a tensor by itself, and it is not `always` wanted.
 
     Raises:
-        EngineUnavailable: one is neither a tensor nor a plain value, there is no tensor, or it changes its weights.
+        EngineUnavailable: one is neither a tensor nor a plain value, or lies in a named tuple; there is none;
+            or the model changes its weights.
     """
     kept = KeptState(tier.model)
     with torch.no_grad():
@@ -309,7 +310,8 @@ def nest_of(tier: BuiltTier, *, always: bool = True) -> str:
     except NotImplementedError as error:  # of torch, for named tuples, those of `topk` and `max` among them
         given = described(pytree.tree_unflatten(leaves, tree))
         raise EngineUnavailable(
-            f"the model gives {given}: only eager, graph and compile run that; packages take tuples, lists and dicts"
+            f"the model gives {given}: only eager, graph and compile run that; packages take tuples, lists"
+            " and dicts"
         ) from error
     return nest if always or added else ""
 
