@@ -219,7 +219,7 @@ def measure_curve(
         calibration = _time(passes, device, seconds * _CALIBRATION_SHARE)
         chosen = {
             length: choose_engine(
-                {name: t.calibration for (n, name), t in calibration.items() if n == length}
+                {name: t.calibration() for (n, name), t in calibration.items() if n == length}
             )
             for length in lengths
         }

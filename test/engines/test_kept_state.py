@@ -1,6 +1,7 @@
 """Models that keep something between calls are as their build gave them, after any number of runs."""
 
 import collections
+import contextlib
 import dataclasses
 import random
 import threading
@@ -164,10 +165,47 @@ def test_given_a_module_of_another_kind_when_kept_then_its_buffers_are_restored_
         model = torch.jit.script(model) if kind == "script" else model
     kept = KeptState(model)
     model(torch.randn(3, 4))
+    assert kept.changed_weights() == []
     assert kept.restore() == (
         [] if kind == "lazy" else ["running_mean", "running_var", "num_batches_tracked"]
     )
     assert torch.isfinite(model.eval()(torch.ones(2, 4))).all()
+
+
+def decayed(module, x):
+    """As an average over time; four calls stay within every limit."""
+    module.layer.weight.mul_(1 - 1e-5)
+    return 0.0
+
+
+def replaced(module, x):
+    module.layer.weight = torch.nn.Parameter(module.layer.weight * (1 - 1e-5))
+    return 0.0
+
+
+def tenth(module, x):
+    module.kept += 1
+    return module.kept % 10 == 0
+
+
+@pytest.mark.parametrize(
+    ("kept", "step", "names"),
+    [
+        (None, decayed, ["layer.weight"]),
+        (None, replaced, ["layer.weight"]),
+        (0, tenth, ["kept"]),
+        (torch.zeros(1), tenth, ["kept"]),
+        (None, lambda m, x: setattr(m, "kept", x.clone()) or 0.0, []),  # for who looks at the model
+    ],
+)
+def test_given_state_that_no_compared_answer_shows_when_an_engine_is_compared_then_it_is_refused_by_name(
+    kept, step, names
+):
+    model = Keeping(kept, step).eval()
+    reason = rf"keeps state between calls \({', '.join(names)}\)"
+    refused = pytest.raises(ParityError, match=reason) if names else contextlib.nullcontext()
+    with torch.inference_mode(), refused:
+        check_engine(model, model, (FIRST,), {}, "fp32", briefly=True)
 
 
 def test_given_a_model_with_state_when_an_engine_is_compared_then_it_is_refused_by_name_and_leaves_no_state():

@@ -20,6 +20,7 @@ import torch
 
 from torchperf_ros.api.adapter import load_adapter
 from torchperf_ros.engines import package, package_build
+from torchperf_ros.engines.device import Timing
 from torchperf_ros.engines.engine import CaptureFailed, prepare_inductor
 from torchperf_ros.engines.file_engines import (
     build_package,
@@ -29,6 +30,7 @@ from torchperf_ros.engines.file_engines import (
     load_package,
 )
 from torchperf_ros.engines.fingerprint import identify, machine_facts
+from torchperf_ros.engines.package import TimingFailed
 from torchperf_ros.engines.package_engine import Built, export
 from torchperf_ros.engines.parity import check_engine
 from torchperf_ros.settings.build_options import BuildOptions
@@ -415,6 +417,53 @@ def test_given_a_torch_below_a_folder_with_a_space_when_linked_then_it_is_named_
     assert " " not in named + cpp_builder._LINKER_SCRIPT
     for link in (named, cpp_builder._LINKER_SCRIPT):
         Path(link).unlink()
+
+
+@pytest.mark.parametrize(
+    ("lacks", "without", "kept"), [("other", "other", "third"), ("eager", "third", "other")]
+)
+def test_given_too_little_memory_for_all_ways_when_auto_times_them_then_the_next_process_does_without_one(
+    tmp_path, monkeypatch, lacks, without, kept
+):
+    """Memory that eager lacks beside the others is there without the last of them."""
+    eager, make, compare, is_timed = BuildOptions(), package_build.make_runner, package_build.compare, []
+    is_short, ways = (
+        [True],
+        {"eager": eager, "other": replace(eager, channels_last=True), "third": replace(eager, mode="max")},
+    )
+
+    def made(tier, options, record=None):
+        def call(*inputs):
+            if is_short and is_timed and options is ways[lacks]:
+                raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 GB")
+            return tier.model(*inputs)
+
+        return replace(make(tier, eager), call=call)
+
+    monkeypatch.setattr(package_build, "ways_of", lambda *of: (ways, identify(*of)))
+    monkeypatch.setattr(package_build, "make_runner", made)
+    monkeypatch.setattr(package_build, "compare", lambda *of: is_timed.append(1) or compare(*of))
+    monkeypatch.setattr(package, "_ROUNDS", 1)
+    values = job(tmp_path, build=[BuildOptions("auto").as_dict()])
+    with pytest.raises(
+        TimingFailed, match=f"no memory for {lacks} beside all others: .*allocate"
+    ) as caught:
+        build(values)
+    assert caught.value.lacked == f"full {without}"
+    is_short.clear()
+    said, _ = build(values | {"lacked": {caught.value.lacked: str(caught.value)}})
+    (words,) = [each["choice"] for each in said if each["kind"] == "built"]
+    assert re.search(f"{kept} .*; left out: {without}: no memory for {lacks}", words)
+    assert words.endswith("; `torchperf compile` tries it again")
+
+
+def test_given_a_stall_that_one_engine_met_when_timed_beside_eager_then_only_late_calls_of_its_own_count(
+    monkeypatch,
+):
+    times_ms = {"eager": [4.6] * 40, "stalled": [4.0] * 38 + [8.0, 9.0], "late": [2.0] * 34 + [7.0] * 6}
+    timings = {name: Timing(tuple(found)) for name, found in times_ms.items()}
+    monkeypatch.setattr(package, "time_interleaved", lambda *_, **__: timings)
+    assert package.compare(dict.fromkeys(times_ms), (), CPU, {}).engine == "stalled"
 
 
 def test_given_too_little_memory_to_capture_when_auto_chooses_then_the_others_are_judged_and_a_command_tries_again(

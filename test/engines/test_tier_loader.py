@@ -333,6 +333,25 @@ def test_given_a_users_package_with_wrong_results_when_loaded_then_eager_runs_an
         load(package=package, seed=seed, swapped=0)
 
 
+def test_given_a_model_that_changes_its_weights_when_its_runs_are_forgotten_then_it_has_those_of_its_build(
+    adapters, tmp_path
+):
+    class Drifting(adapters.Compiled):
+        def build(self, tier):
+            model = super().build(tier)
+            model.register_forward_pre_hook(lambda model, _: (model.layers[0].weight.mul_(0.5), None)[1])
+            return model
+
+    adapter, answers = Drifting({}, CPU), []
+    loaded = Loaded(adapter, tmp_path, BuildOptions("eager"))
+    for _ in range(2):
+        answers.append(loaded.run(1)[0]["scores"])
+        with torch.inference_mode():
+            names = loaded.loader.forget_runs("full", adapter.example_inputs("full"))
+        assert names == ["layers.0.weight"]
+    assert torch.equal(*answers)
+
+
 def test_given_a_cache_that_others_can_write_when_loaded_then_it_says_how_to_mend_it_and_nothing_is_taken(
     load,
 ):

@@ -237,6 +237,8 @@ def test_given_a_parameter_file_when_compiled_then_every_stage_is_as_the_node_wi
         (["a:B", "--engine", "jit"], "adapter.engine"),
         (["a:B", "--options", "{"], "adapter.options: '{' is not JSON"),
         (["a:B", "--device", "tpu"], "parameter device: 'tpu' is not allowed"),
+        (["a:B", "-o", "x.pt2"], "-o x.pt2: needs a folder, in which each tier's package has its own name"),
+        (["a:B", "-o", __file__], "test_compile_command.py: needs a folder"),
     ],
 )
 def test_given_input_that_cannot_be_used_when_compiled_then_one_line_says_so(process, words, said):

@@ -8,8 +8,8 @@ Job: `adapter`, `options`, `device`, `threads`; `tiers`, and for each its `build
 `packages` (the user's file in place of the adapter's model, or ""); `guessed` (no tiers were
 named: those that the adapter builds); `cache_dir`, `cache_mib`; `out` (a folder to write `<tier>.pt2` to instead,
 or absent); `dry_run` (only plan what would be built); `force` (build even what is there); `background`;
-`lacked` (what had not enough memory to be captured, by key, and why: it is left out). For another job `does`
-is the module whose `do_job` does it; with `fresh` compilers keep nothing beyond it.
+`lacked` (what had not enough memory to be captured or timed, by key, and why: it is left out). For another
+job `does` is the module whose `do_job` does it; with `fresh` compilers keep nothing beyond it.
 """
 
 import contextlib
@@ -65,7 +65,7 @@ def main() -> int:
         gc.enable()
         return 0 if work.do_job(job, say) else 1
     except TorchperfError as error:
-        # Of a capture: the next process knows of it, or is handed it.
+        # Of a capture or a timing: the next process knows of it, or is handed it.
         lacked = getattr(error, "lacked", "")
         if lacked or getattr(error, "is_known", False):
             say(AGAIN, text=str(error), lacked={lacked: str(error)} if lacked else {})

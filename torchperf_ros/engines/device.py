@@ -35,14 +35,31 @@ _MEMORY_STATISTICS = {
     "retries": "num_alloc_retries",
     "ooms": "num_ooms",
 }
+# Of CUDA; of torch, ONNX Runtime and C++ on the CPU.
+_OUT_OF_MEMORY = ("out of memory", "allocate memory", "bad_alloc", "bad allocation")
 _LARGE = 1 << 17  # elements that torch shares out among its threads
 _libc = ctypes.CDLL(None)
 _INDEX = re.compile(r"cuda(?::(\d+))?")
 
 
 def refused_memory(device: torch.device) -> int:
-    """How often the allocator had not enough memory on a CUDA device, also where it got some in the end."""
-    return int(torch.cuda.memory_stats(device).get("num_ooms", 0))
+    """How often the allocator had not enough memory on a CUDA device, also where it got some in the end.
+
+    0 on the CPU.
+    """
+    return int(torch.cuda.memory_stats(device).get("num_ooms", 0)) if device.type == "cuda" else 0
+
+
+def lacks_memory(error: BaseException, device: torch.device, refused: int) -> bool:
+    """Whether an error is for want of memory, `refused` so often before.
+
+    Libraries and packages raise errors of other kinds then, the latter without a word of it.
+    """
+    return (
+        isinstance(error, (torch.OutOfMemoryError, MemoryError))
+        or any(word in str(error) for word in _OUT_OF_MEMORY)
+        or refused_memory(device) > refused
+    )
 
 
 class DeviceLost(TorchperfError):
@@ -236,7 +253,7 @@ class Device:
 
         Inside of a package it arrives as a plain `RuntimeError`, whose text does not mention memory.
         """
-        before, self._ooms = self._ooms, refused_memory(self.device) if self.is_cuda else 0
+        before, self._ooms = self._ooms, refused_memory(self.device)
         return isinstance(error, torch.OutOfMemoryError) or self._ooms > before
 
     def is_lost(self, error: BaseException) -> bool:
@@ -297,16 +314,15 @@ class Timing:
     def max_ms(self) -> float:
         return max(self.times_ms)
 
-    @property
-    def calibration(self) -> Calibration:
+    def calibration(self, spared: int = 0) -> Calibration:
         """What tiers and engines are chosen by.
 
-        The median, and the p99 without isolated stalls of the machine.
+        The median, and the p99 without isolated stalls of the machine, and without so many of the longest.
         """
         window = SortedWindow(len(self.times_ms))
         for time_ms in self.times_ms:
             window.add(time_ms)
-        return Calibration(self.median_ms, usual_p99(window))
+        return Calibration(self.median_ms, usual_p99(window, spared))
 
 
 def time_interleaved(

@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 
 from torchperf_ros.api.errors import ConfigError, TorchperfError
 from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs
-from torchperf_ros.engines.device import no_garbage_collection, refused_memory
+from torchperf_ros.engines.device import lacks_memory, no_garbage_collection, refused_memory
 from torchperf_ros.engines.model_transforms import matrix_precision, transform
 from torchperf_ros.engines.outputs import (
     SeesOperations,
@@ -240,13 +240,12 @@ def _capture(
             )
             else ended
         )
-        lacks_memory = "out of memory" in str(error) or refused_memory(device) > refused
-        if graph is None and not lacks_memory:
+        is_lacking = lacks_memory(error, device, refused)
+        if graph is None and not is_lacking:
             raise
         torch.cuda.set_stream(caller)
         text = f"it cannot be captured as a CUDA graph: {_place(error)}{type(error).__name__}: {error}"
-        # Libraries and packages raise errors of other kinds for want of memory.
-        cause = torch.OutOfMemoryError(str(error)) if lacks_memory else error
+        cause = torch.OutOfMemoryError(str(error)) if is_lacking else error
         raise CaptureFailed(text.splitlines()[0]) from cause
     before, after = (run.operations for run in runs)
     if holds_lazy(outputs) or _plain_values(outputs) != plain or before != after:

@@ -33,6 +33,7 @@ from torchperf_ros.engines.package import (
     ENGINES,
     IN_PROCESS,
     Package,
+    TimingFailed,
     compare,
     identity_of,
     make_runner,
@@ -107,7 +108,7 @@ def do_job(job: Mapping[str, Any], say: Callable[..., None]) -> bool:
                 say("planned", tier=name, text=build.plan())
             else:
                 say("built", tier=name, **asdict(build.store()))
-        except (CaptureFailed, NoRoom):
+        except (CaptureFailed, TimingFailed, NoRoom):
             raise
         # One tier's boundary: the compiler's errors are of every kind.
         except (Exception, SystemExit) as error:
@@ -341,16 +342,20 @@ class _ChoiceBuild:
                 # Where there is a package, torch.compile makes the same kernels, for one process's life.
                 if options.engine == OF_PARTS and packages:
                     continue
-                calls[name] = self._call(options, packages.get(options.engine))
+                calls[name] = self._call(name, packages.get(options.engine))
             except (CaptureFailed, NoRoom):
                 raise
             except Exception as error:  # the libraries' boundary: what one cannot take is for another
                 work.cache.check_room(error)  # which says nothing about the engine
-                lacks_memory = isinstance(error, torch.OutOfMemoryError)
-                left_out[name] = f"{error}{_TRIED_AGAIN}" if lacks_memory else one_line(error)
+                is_lacking = isinstance(error, torch.OutOfMemoryError)
+                left_out[name] = f"{error}{_TRIED_AGAIN}" if is_lacking else one_line(error)
         work.step("choosing between " + ", ".join(calls))
-        with torch.inference_mode():
-            choice = compare(calls, tuple(tensor.clone() for tensor in tier.example), tier.device, left_out)
+        try:
+            with torch.inference_mode():
+                example = tuple(tensor.clone() for tensor in tier.example)
+                choice = compare(calls, example, tier.device, left_out)
+        except TimingFailed as error:
+            raise TimingFailed(str(error), f"{work.name} {error.lacked}") from error
         work.cache.keep_choice(self._identity, choice)
         chosen = self._stored(choice, new=True)
         if chosen is None:
@@ -358,21 +363,24 @@ class _ChoiceBuild:
             raise ConfigError(f"the package of {choice.engine} is gone again: cache_mib {mib} is too small")
         return chosen
 
-    def _call(self, options: BuildOptions, package: Package | None) -> Call:
+    def _call(self, name: str, package: Package | None) -> Call:
         """What runs a way; one that no build has checked is compared with eager.
 
         Raises:
             EngineUnavailable: its package could not be built, or an earlier process failed to capture it.
-            OutOfMemoryError: likewise, for want of memory.
+            OutOfMemoryError: an earlier process had not enough memory to capture or to time it.
             CaptureFailed: it cannot be captured, which is kept; this process has to end.
         """
-        tier, record = self._work.tier, None
+        tier, options, record = self._work.tier, self._ways[name], None
+        lacked = self._work.job.get("lacked", {})
+        if why := lacked.get(f"{self._work.name} {name}"):
+            raise torch.OutOfMemoryError(why)
         if options.is_captured:
             say = partial(self._work.step, f"{options.engine}: capturing")
             record = CaptureRecord(self._work.cache, identity_of(self._identity, options.engine), say)
             if why := record.why_not():
                 raise EngineUnavailable(why)
-            if why := self._work.job.get("lacked", {}).get(record.key):
+            if why := lacked.get(record.key):
                 raise torch.OutOfMemoryError(why)
         with torch.inference_mode():
             if package is not None:

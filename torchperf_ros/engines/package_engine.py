@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch.utils import _pytree as pytree
 
+from torchperf_ros.api.text import listed
 from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs
 from torchperf_ros.engines.engine import Engine, EngineUnavailable, Runner, from_front
 from torchperf_ros.engines.model_transforms import (
@@ -281,12 +282,15 @@ def nest_of(tier: BuiltTier, *, always: bool = True) -> str:
     "" where each output is a tensor by itself, and it is not `always` wanted.
 
     Raises:
-        EngineUnavailable: one is neither a tensor nor a plain value, or there is no tensor.
+        EngineUnavailable: one is neither a tensor nor a plain value, or lies in a named tuple; there is none;
+            or the model changes its weights.
     """
     kept = KeptState(tier.model)
     with torch.no_grad():
         leaves, tree = pytree.tree_flatten(tier.model(*(tensor.clone() for tensor in tier.example)))
     kept.restore()
+    if names := kept.changed_weights():
+        raise EngineUnavailable(f"the model changes its weights ({listed(names, 1)}): only eager runs that")
     first: dict[int, int] = {}
     added: list[tuple[Any, ...]] = []
     for place, leaf in enumerate(leaves):
@@ -301,8 +305,15 @@ def nest_of(tier: BuiltTier, *, always: bool = True) -> str:
     if not first:
         given = described(pytree.tree_unflatten(leaves, tree))
         raise EngineUnavailable(f"the model gives no tensor: {given}")
-    wanted = always or added
-    return json.dumps({"tree": pytree.treespec_dumps(tree), "added": added}) if wanted else ""
+    try:
+        nest = json.dumps({"tree": pytree.treespec_dumps(tree), "added": added})
+    except NotImplementedError as error:  # of torch, for named tuples, those of `topk` and `max` among them
+        given = described(pytree.tree_unflatten(leaves, tree))
+        raise EngineUnavailable(
+            f"the model gives {given}: only eager, graph and compile run that; packages take tuples, lists"
+            " and dicts"
+        ) from error
+    return nest if always or added else ""
 
 
 def exported(tier: BuiltTier) -> torch.export.ExportedProgram:

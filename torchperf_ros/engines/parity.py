@@ -38,12 +38,13 @@ OF_EVERY_MODULE: Final = frozenset(vars(torch.nn.Module()))
 class KeptState:
     """Copies of a model's buffers and of its modules' own attributes.
 
-    Weights are not copied, no forward changes them.
+    Weights are not copied, they would take as much memory again: what changes them is named, not put back.
 
     What Python cannot copy, as an object of a library in C, stays as it is.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
+        self._model, self._weights = model, _versions_of(model)
         self._buffers = [
             (module, name, buffer, None if buffer is None else buffer.detach().clone())
             for module in model.modules()
@@ -83,6 +84,19 @@ class KeptState:
     def has_changed(self) -> bool:
         return any(True for _ in self._changed())
 
+    def changed_weights(self) -> list[str]:
+        """Weights that were written to, or that others have taken the place of, by name."""
+        now = _versions_of(self._model)
+        return [name for name, known in self._weights.items() if now.get(name) != known]
+
+    def changed_numbers(self) -> list[str]:
+        """Buffers of one element, and attributes that are a number, that have changed, by name."""
+        return [
+            name
+            for _, name, original, saved in self._changed()
+            if (isinstance(saved, (int, float)) if original is None else saved.numel() == 1)
+        ]
+
     def _changed(self) -> Iterator[tuple[torch.nn.Module, str, torch.Tensor | None, Any]]:
         for module, name, original, saved in self._buffers:
             if not _same(getattr(module, name, None), saved):
@@ -92,6 +106,15 @@ class KeptState:
             for name, saved in [*attributes.items(), *((name, _ABSENT) for name in new)]:
                 if saved is _ABSENT or not _same(vars(module).get(name, _ABSENT), saved):
                     yield module, name, None, saved
+
+
+def _versions_of(model: torch.nn.Module) -> dict[str, tuple[int, int]]:
+    """Which weights a model has by name, and how often each was written to, as torch counts it."""
+    return {
+        name: (id(weight), 0 if weight.is_inference() else weight._version)
+        for name, weight in model.named_parameters()
+        if not is_lazy(weight)
+    }
 
 
 def _buffers_of(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor | None]]:
@@ -499,7 +522,7 @@ def _on_drawn(reference: Call, candidate: Call, drawn: Sequence[Inputs]) -> tupl
     expected = [in_new_memory(reference(*(t.clone() for t in inputs))) for inputs in drawn]
     numbers = [flat_numbers(outputs) for outputs in expected]
     layouts = [layout_of(outputs) for outputs in expected]
-    if kept is not None and (names := depends_on_state(reference, kept, drawn[-1], expected[-1])):
+    if kept is not None and (names := _kept_by(reference, kept, drawn[-1], expected[-1])):
         raise ParityError(
             f"the model keeps state between calls ({', '.join(names)}); an engine would keep one of its own"
         )
@@ -515,6 +538,23 @@ def _on_drawn(reference: Call, candidate: Call, drawn: Sequence[Inputs]) -> tupl
     if same(*found[:2]) and not same(*numbers[:2]):
         raise ParityError("outputs do not depend on the inputs; eager's do")
     return worst, expected[-1]
+
+
+def _kept_by(model: Any, kept: KeptState, inputs: Inputs, outputs: Any) -> list[str]:  # noqa: ANN401
+    """What a model keeps between calls that an engine would have a copy of, by name.
+
+    Weights that calls change, and what changes its answer. Also numbers that each call changes: those of a
+    count show in the answer to every tenth frame, say, which no comparison comes to.
+    """
+    has_changed = kept.has_changed
+    names = kept.changed_weights() or depends_on_state(model, kept, inputs, outputs)
+    if names or not has_changed:
+        return names
+    once = KeptState(model)
+    model(*(t.clone() for t in inputs))
+    names = once.changed_numbers()
+    once.restore()
+    return names
 
 
 def depends_on_state(model: Any, kept: KeptState, inputs: Inputs, outputs: Any) -> list[str]:  # noqa: ANN401

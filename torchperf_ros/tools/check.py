@@ -302,7 +302,7 @@ def _odd_ways(
     second = _run(model, example)
     if same(first, flat_numbers(second)):
         return
-    if names := depends_on_state(model, kept, example, second):
+    if names := kept.changed_weights() or depends_on_state(model, kept, example, second):
         kept_in = ", ".join(names)
         yield (
             None,

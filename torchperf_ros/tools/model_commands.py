@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from torchperf_ros.workers.package_cache import CachedPackage
 
 
+_OF_PACKAGES = {*PACKAGE_SUFFIXES.values()}
 _READS_FRAMES = "torchperf_ros.tools.check"
 _TABLE_WIDTH = 140
 _MIB = 1 << 20
@@ -83,6 +84,10 @@ def compile_tiers(  # noqa: PLR0913, PLR0917 - one for each option
 
     files = shell.files_by_suffix(output, "", ".json")
     folder, json_file = files.get(""), files.get(".json")
+    if folder is not None and not folder.is_dir() and (folder.exists() or folder.suffix in _OF_PACKAGES):
+        raise ConfigError(
+            f"-o {folder}: needs a folder, in which each tier's package has its own name, as full.pt2"
+        )
     only = shell.every_word(tiers)
     if (adapter is None) == (params is None):
         raise ConfigError("give what to compile: either an adapter, module:Class, or --params FILE")

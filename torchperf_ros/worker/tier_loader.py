@@ -116,18 +116,24 @@ class TierLoader:
     def forget_runs(self, name: str, example: Inputs) -> list[str]:
         """Bring a model whose answers depend on earlier calls back to the state that its build gave it.
 
-        Returns what it keeps, by name.
+        Returns what it keeps, by name. Weights that calls change come from another build: no copy is kept.
         """
         model, kept = self._models.get(name, (None, None))
-        if model is None or kept is None or not kept.has_changed:
+        if model is None or kept is None:
             return []
-        try:
-            # Other inputs than those of the runs before.
-            inputs = random_inputs(self._device.to_device(example), _PROBE)
-            return depends_on_state(model, kept, inputs, model(*inputs))
-        except Exception:  # a model may not take inputs that are drawn
-            kept.restore()
-            return []
+        names = list[str]()
+        if kept.has_changed:
+            try:
+                # Other inputs than those of the runs before.
+                inputs = random_inputs(self._device.to_device(example), _PROBE)
+                names = depends_on_state(model, kept, inputs, model(*inputs))
+            except Exception:  # a model may not take inputs that are drawn
+                kept.restore()
+        if weights := kept.changed_weights():
+            built = build_model(self._adapter, name)
+            for weight in weights:
+                model.get_parameter(weight).copy_(built.get_parameter(weight))
+        return [*names, *weights]
 
     def _built(self, name: str, example: Inputs, options: BuildOptions) -> BuiltTier:
         model = build_model(self._adapter, name).to(self._on)

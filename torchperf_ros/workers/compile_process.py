@@ -201,8 +201,8 @@ class PackageBuilder:
     """Compiles one stage's missing packages, once, on the pool's thread: only `close` waits.
 
     `progress` is for `/diagnostics`, for example `compiling 2 of 3`. `process` is the one that compiles now,
-    `killed` those that have not ended yet. `lacked`: what had not enough memory to be captured, and why; no
-    further process of this builder tries that.
+    `killed` those that have not ended yet. `lacked`: what had not enough memory to be captured or timed, and
+    why; no further process of this builder tries that.
     """
 
     def __init__(

@@ -442,10 +442,10 @@ class Attempt:
         return TrialFigures(
             p50_ms=own.median_ms,
             p95_ms=own.p95_ms,
-            p99_ms=own.calibration.p99_ms,
+            p99_ms=own.calibration().p99_ms,
             max_ms=own.max_ms,
             eager_p50_ms=eager.median_ms,
-            eager_p99_ms=eager.calibration.p99_ms,
+            eager_p99_ms=eager.calibration().p99_ms,
             least_share=min(shares),
             most_share=max(shares),
             samples=len(own.times_ms),
