@@ -171,6 +171,8 @@ def test_given_the_commands_when_run_then_the_node_does_so_and_they_say_what_ser
     assert text in "".join(said) or said[0].startswith("perception: b: ")
     assert run("back") == (0, "perception: version base serves")
     assert run("end") == (0, "perception: version base serves")
+    status, said = run("end", "--stage", "lidar")
+    assert (status, said.endswith("name a stage of the node by --stage")) == (1, True)
     status, said = run("start", __file__)
     assert (status, "is not YAML" in said or "is no mapping" in said) == (1, True)
 

@@ -573,7 +573,8 @@ def candidate(
     try:
         set_parameters(name, {f"{stage}.{key}": value for key, value in values.items()}, _TIMEOUT_S)
     except ServiceFailed as error:
-        fail(str(error), 1)
+        # rclpy's word, where the node has no such stage
+        fail(f"{error}{'; name a stage of the node by --stage' if 'undeclared' in str(error) else ''}", 1)
     state, give_up_at, shown = NodeState(name), time.monotonic() + _TIMEOUT_S, ""
     with NodeListener(state, "torchperf_rollout") as listener:
         listener.listen(1.5)  # the next report came after the change
