@@ -231,8 +231,7 @@ def test_given_too_little_memory_of_any_kind_when_captured_then_nothing_is_known
         return x
 
     # The allocator's count: an error of a package names no memory.
-    for module in ("device", "engine"):
-        monkeypatch.setattr(f"torchperf_ros.engines.{module}.refused_memory", lambda _: len(calls) >= when)
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda _: {"num_ooms": len(calls) >= when})
     with pytest.raises(CaptureFailed) as caught:
         GraphReplay(model, (torch.ones(3),), record())
     assert (caught.value.lacked, record().why_not()) == (record().key, "")
