@@ -43,23 +43,17 @@ _INDEX = re.compile(r"cuda(?::(\d+))?")
 
 
 def refused_memory(device: torch.device) -> int:
-    """How often the allocator had not enough memory on a CUDA device, also where it got some in the end.
-
-    0 on the CPU.
-    """
-    return int(torch.cuda.memory_stats(device).get("num_ooms", 0)) if device.type == "cuda" else 0
+    """How often the allocator had not enough memory on a CUDA device, also where it got some in the end."""
+    return int(torch.cuda.memory_stats(device).get("num_ooms", 0))
 
 
-def lacks_memory(error: BaseException, device: torch.device, refused: int) -> bool:
-    """Whether an error is for want of memory, `refused` so often before.
+def lacks_memory(error: BaseException, *, is_refused: bool) -> bool:
+    """Whether an error is for want of memory; `is_refused`: the allocator has refused some meanwhile.
 
     Libraries and packages raise errors of other kinds then, the latter without a word of it.
     """
-    return (
-        isinstance(error, (torch.OutOfMemoryError, MemoryError))
-        or any(word in str(error) for word in _OUT_OF_MEMORY)
-        or refused_memory(device) > refused
-    )
+    is_named = isinstance(error, (torch.OutOfMemoryError, MemoryError))
+    return is_refused or is_named or any(word in str(error) for word in _OUT_OF_MEMORY)
 
 
 class DeviceLost(TorchperfError):
@@ -253,7 +247,7 @@ class Device:
 
         Inside of a package it arrives as a plain `RuntimeError`, whose text does not mention memory.
         """
-        before, self._ooms = self._ooms, refused_memory(self.device)
+        before, self._ooms = self._ooms, refused_memory(self.device) if self.is_cuda else 0
         return isinstance(error, torch.OutOfMemoryError) or self._ooms > before
 
     def is_lost(self, error: BaseException) -> bool:

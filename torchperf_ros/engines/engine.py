@@ -240,7 +240,7 @@ def _capture(
             )
             else ended
         )
-        is_lacking = lacks_memory(error, device, refused)
+        is_lacking = lacks_memory(error, is_refused=refused_memory(device) > refused)
         if graph is None and not is_lacking:
             raise
         torch.cuda.set_stream(caller)

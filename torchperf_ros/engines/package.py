@@ -253,14 +253,16 @@ def compare(
     Raises:
         TimingFailed: memory did not suffice for one of them, or for eager beside the last one.
     """
-    refused = refused_memory(device)
+    is_cuda = device.type == "cuda"
+    refused = refused_memory(device) if is_cuda else 0
 
     def run(name: str) -> None:
         try:
             calls[name](*example)
         except Exception as error:  # the libraries' boundary
             lacked = name if name != EAGER else [*calls][-1]
-            if lacked == EAGER or not lacks_memory(error, device, refused):
+            is_refused = is_cuda and refused_memory(device) > refused
+            if lacked == EAGER or not lacks_memory(error, is_refused=is_refused):
                 raise
             why = f"no memory for {name} beside all others: {one_line(error)}"
             raise TimingFailed(why, lacked) from error
