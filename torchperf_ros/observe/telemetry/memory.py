@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import NormalDist, median
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import psutil
@@ -22,10 +22,6 @@ from numpy.typing import NDArray
 from torchperf_ros.api.alert import Alert, Level
 from torchperf_ros.stage.stage import Stage
 from torchperf_ros.stage.trend import pairs_of, theil_sen_slope
-
-if TYPE_CHECKING:
-    from torchperf_ros.stage.stage import Stage
-
 
 _KIB, _MIB = 1 << 10, 1 << 20
 _EVERY_S = 10.0
