@@ -1,5 +1,6 @@
 """The tests' place in a real ROS graph, and the node beside it as a process of its own."""
 
+import contextlib
 import json
 import os
 import signal
@@ -391,3 +392,12 @@ def is_alive(process):
         return process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def segment_locks(process):
+    """Those that it holds in /dev/shm, one for each segment; others of the machine come and go as well."""
+    held = []
+    for path in Path(f"/proc/{process.pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            held.append(path.readlink())
+    return {path for path in held if path.match("/dev/shm/fast*_el") and "port" not in path.name}

@@ -2,6 +2,7 @@
 
 import os
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,8 +12,11 @@ pytest.importorskip("rclpy")
 from torchperf_ros.api.alert import Alert, Level
 from torchperf_ros.api.clock import NS_PER_S
 from torchperf_ros.node import alert_publisher
-from torchperf_ros.node.alert_publisher import AlertPublisher, NodeLog
+from torchperf_ros.node.alert_publisher import AlertPublisher, NodeLog, stacks
 from torchperf_ros.node.reporter import Reporter, Sources
+from torchperf_ros.workers.protocol import STACK_FILE
+
+from ..stage.conftest import _adapters_can_be_imported_by_workers, start_streams  # noqa: F401
 
 
 class RecordingByHand:
@@ -230,3 +234,14 @@ def test_given_a_worker_that_leaks_when_the_machines_memory_runs_out_then_the_al
     assert [said[name].values[key] for key in ("value", "stage", "pid")] == ["4.9", "perception", "8"]
     assert "stage" not in said["machine: load"].values
     assert any("the most is perception's" in text for _, text in LINES)
+
+
+def test_given_streams_when_asked_for_stacks_then_each_worker_answers_once_and_forgets_what_it_wrote_before(
+    start_streams,  # noqa: F811
+):
+    streams = start_streams("left", "right", backup="none")
+    (worker,) = streams[0].actor.pool.everyone
+    file = Path(worker.folder, STACK_FILE)
+    file.write_text("those of before")
+    assert stacks([stream.actor for stream in streams]).count(f"(pid {worker.pid})") == 1
+    assert "those of before" not in file.read_text()

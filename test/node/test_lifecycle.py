@@ -18,6 +18,8 @@ from sensor_msgs.msg import Image
 from torchperf_ros.api.outcome import Outcome
 from torchperf_ros.node.endpoints import LATCHED_QOS
 
+from .perf_process import segment_locks
+
 
 @pytest.fixture(scope="module")
 def nodes(start_node, obedient, orders):
@@ -206,7 +208,10 @@ def test_given_a_frame_that_runs_when_the_node_is_to_end_then_it_is_answered_by_
     node.wait_for((orders / "doing").exists, "the worker to have begun")
     if way is signal.SIGINT:
         assert node.workers()
+        assert (locks := segment_locks(node.process))
         assert node.end(way) == 0  # waits until the workers are gone as well
+        # which it removes as it takes leave of the graph; else its name would stay there for 20 s
+        assert not any(lock.exists() for lock in locks)
         assert "Traceback" not in node.errors
     else:
         assert node.change_state(way)

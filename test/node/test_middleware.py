@@ -3,7 +3,6 @@
 Shared memory that killed ones leave; a bounded end.
 """
 
-import contextlib
 import importlib.metadata
 import os
 import signal
@@ -21,6 +20,7 @@ from torchperf_ros.node import main
 from torchperf_ros.node.middleware import image_transport, own_segment, remove_dead_segments
 
 from ..ros_domain import own_domain
+from .perf_process import segment_locks
 
 NEWER, OLDER = "FASTDDS_DEFAULT_PROFILES_FILE", "FASTRTPS_DEFAULT_PROFILES_FILE"
 QOS_FROM_XML = "RMW_FASTRTPS_USE_QOS_FROM_XML"
@@ -67,7 +67,6 @@ before_mib = most_mib()
 while min(taken) < 3: rclpy.spin_once(node, timeout_sec=30.0)
 print(most_mib() - before_mib)
 """
-SHARED_MEMORY = Path("/dev/shm")
 HERE = "import rclpy; rclpy.init(); node = rclpy.create_node('here'); print('up', flush=True); input()"
 
 
@@ -207,14 +206,6 @@ def start():
     """Start processes with a node each; returns the process and the locks of its segments."""
     processes = []
 
-    def locks(process):
-        """Those that this process holds: others of the machine come and go as well."""
-        files = []
-        for path in Path(f"/proc/{process.pid}/fd").iterdir():
-            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-                files.append(path.readlink())
-        return {path for path in files if path.parent == SHARED_MEMORY and path.name.endswith("_el")}
-
     def start():
         environment = os.environ | {"FASTDDS_BUILTIN_TRANSPORTS": "DEFAULT"}
         process = subprocess.Popen(
@@ -222,7 +213,7 @@ def start():
         )
         processes.append(process)
         assert process.stdout.readline() == b"up\n"
-        own = {lock for lock in locks(process) if "port" not in lock.name}
+        own = segment_locks(process)
         assert own
         return process, own
 

@@ -305,7 +305,7 @@ def stacks(stages: Iterable[Stage]) -> str:
         ),
     ]
     for stage in stages:
-        for worker in stage.pool.everyone:
+        for worker in stage.everyone:
             title = f"== {stage.config.name} worker {worker.number} (pid {worker.pid}) =="
             parts.append(f"{title}\n{_worker_stacks(worker)}")
     return "\n".join(parts)
@@ -320,17 +320,18 @@ def _worker_stacks(worker: WorkerProcess) -> str:
         return f"not ready: {worker.state}\n"
     file = Path(worker.folder) / STACK_FILE
     try:
-        size = before = file.stat().st_size
+        file.write_bytes(b"")  # else what it is asked for again and again would fill the disk; it appends
         worker.ask_for_stacks()
         give_up_at = time.monotonic() + _WAIT_S
         while time.monotonic() < give_up_at:  # until it has begun, and then until it has come to the end
+            size = file.stat().st_size
             time.sleep(_STEP_S)
-            last, size = size, file.stat().st_size
-            if size == last > before:
+            if 0 < size == file.stat().st_size:
                 break
-        with file.open(encoding="utf-8", errors="replace") as text:
-            text.seek(before)
-            return text.read() or "no answer: it does not even take signals\n"
+        return (
+            file.read_text(encoding="utf-8", errors="replace")
+            or "no answer: it does not even take signals\n"
+        )
     except ProcessLookupError:
         return "gone\n"
     except OSError as error:

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import gc
 import itertools
 import os
 import re
@@ -213,6 +214,9 @@ def _run(
             )
     asked = not {signal.SIGINT, signal.SIGTERM}.isdisjoint(signals) or signal.SIGHUP not in signals
     node.close(stop_vehicle=not asked)  # to lose a terminal or a link is no wish to end a drive
+    # What is out of garbage collection is not taken down at the interpreter's end. The middleware would not
+    # take leave: the node would stay in the graph for 20 s, and its segment of shared memory for longer.
+    gc.unfreeze()
     end_within(_MIDDLEWARE_ENDS_WITHIN_S)
     executor.shutdown()
     node.destroy_node()

@@ -1,6 +1,7 @@
 import math
 import socket
 import struct
+import tracemalloc
 
 import pytest
 from hypothesis import given, settings
@@ -10,6 +11,7 @@ from torchperf_ros.api.errors import ProtocolError
 from torchperf_ros.api.outcome import Fallback, GuardVerdict, Outcome
 from torchperf_ros.observe.telemetry.rows import (
     LABELS,
+    MAX_PACKET_BYTES,
     EventRecord,
     LabelledArray,
     LatencyRecord,
@@ -131,6 +133,15 @@ def test_given_any_answer_when_told_then_its_row_is_what_the_node_publishes(
         assert LatencyRecord(0).of_row(record.row) == LatencyRecord(0).encode(told)
     finally:
         stream.close()
+
+
+def test_given_a_small_message_when_it_is_read_then_no_room_is_made_for_a_large_one(stream):
+    stream.writer.message(3, 10, b"cdr")
+    tracemalloc.start()
+    stream.reader.read()
+    _, most_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most_bytes < MAX_PACKET_BYTES // 2
 
 
 def test_given_messages_and_events_when_told_then_they_arrive_in_order(stream):

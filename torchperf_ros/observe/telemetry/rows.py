@@ -289,6 +289,9 @@ class StreamReader:
     def __init__(self, own: socket.socket, ring_fd: int, stage_fds: list[int]) -> None:
         self.socket = own
         self.lost = self.overwritten = 0  # packets that the sender could not send
+        # `recv` makes room for the largest packet each time. What is kept of small ones would lie so far
+        # apart that the heap doubles within an hour.
+        self._packet = memoryview(bytearray(MAX_PACKET_BYTES))
         self._payloads = FrameReader(ring_fd)
         self._stages = [FrameReader(descriptor) for descriptor in stage_fds]
 
@@ -299,7 +302,7 @@ class StreamReader:
             BlockingIOError: there is none yet.
             ProtocolError: the packet has another version or length.
         """
-        data = self.socket.recv(MAX_PACKET_BYTES)
+        data = bytes(self._packet[: self.socket.recv_into(self._packet)])
         if not data:
             return None
         if len(data) < _HEAD.size or data[0] != VERSION:
