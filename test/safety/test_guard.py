@@ -488,6 +488,28 @@ def test_given_another_frame_when_checked_then_the_reason_says_that_tf_is_not_lo
 
 
 @pytest.mark.parametrize(
+    ("header", "poses", "reason"),
+    [
+        ("odom", "", "distance: the plan comes to -1.9 m"),
+        ("", "odom", "distance: the plan comes to -1.9 m"),
+        ("map", "odom", "the plan's frame_id 'map and odom' is not the odometry's, 'odom'"),
+        ("odom", "map", "the plan's frame_id 'map and odom' is not the odometry's, 'odom'"),
+        ("map", "", "the plan's frame_id 'map' is not the odometry's, 'odom'"),
+        ("", "", "the plan's frame_id '' is not the odometry's, 'odom'"),
+    ],
+)
+@pytest.mark.parametrize("child", ["", "base_link"])
+def test_given_names_of_frames_that_differ_or_are_empty_when_checked_then_no_plan_is_judged_in_the_wrong_one(
+    header, poses, reason, child
+):
+    bench = Bench(boxes=[Box(30.0, 0.0)])
+    bench.guard.moved(odometry_bytes(stamp_ns=bench.ros_ns, child=child), bench.now_ns)
+    plan = STORE.deserialize_cdr(bench.plan(frame=poses), PATH)
+    plan.header.frame_id = header
+    assert bench.check(bytes(STORE.serialize_cdr(plan, PATH))).reason.startswith(reason)
+
+
+@pytest.mark.parametrize(
     ("plan", "check", "text"),
     [
         (plan_bytes(T[:2], T[:2], 0.0, 0.0)[:60], "finite", "is no nav_msgs/Path of 60 bytes"),
@@ -560,10 +582,11 @@ def test_given_a_sideways_step_when_the_last_plan_led_elsewhere_then_it_jumps():
     assert found.check in {"jump", "lateral", "curvature", "jerk"}
     aside = Bench(act=["jump"])
     aside.check(aside.plan())
-    found = aside.check(aside.plan(y=1.2))
+    found = aside.check(aside.plan(y=-1.25))
     assert (found.verdict, found.check) == (GuardVerdict.REBASED, "jump")
-    assert found.value == pytest.approx(1.2)
-    assert aside.check(aside.plan(y=0.9)).verdict is GuardVerdict.ACCEPT
+    assert (found.value, found.limit) == (pytest.approx(1.25), 1.0)
+    assert found.reason.startswith("jump: the plan leads 1.25 m aside of the last one; 1 m are allowed; ")
+    assert aside.check(aside.plan(y=1.0)).verdict is GuardVerdict.ACCEPT
     aside.after_s = 1.0
     assert aside.feel().check(aside.plan(y=3.0)).check == "jump"
     aside.check(aside.plan(y=0.9))
@@ -571,16 +594,6 @@ def test_given_a_sideways_step_when_the_last_plan_led_elsewhere_then_it_jumps():
     assert aside.feel().check(aside.plan(y=3.0)).verdict is GuardVerdict.ACCEPT  # forgotten after a second
     aside.check(aside.plan(y=3.0, frame="map"))
     assert aside.check(aside.plan(y=0.0)).verdict is GuardVerdict.ACCEPT  # of another frame
-
-
-def test_given_a_jump_when_found_then_it_is_said_how_far_and_how_far_is_allowed():
-    bench = Bench(act=["jump"])
-    bench.check(bench.plan())
-    assert bench.check(bench.plan(y=1.0)).verdict is GuardVerdict.ACCEPT
-    bench.check(bench.plan())
-    found = bench.check(bench.plan(y=-1.25))
-    assert (found.value, found.limit) == (pytest.approx(1.25), 1.0)
-    assert found.reason.startswith("jump: the plan leads 1.25 m aside of the last one; 1 m are allowed; ")
 
 
 @pytest.mark.parametrize("act", [["jump"], ["all"]])

@@ -78,7 +78,7 @@ def test_given_an_odometry_when_read_then_pose_and_motion_are_found(frame, littl
         (changed(header__stamp__nanosec=S), "odometry: the stamp is no time: .*"),
         (
             changed(pose__pose__orientation__w=0.0),
-            "odometry: the orientation is all zeros, which is no rotation",
+            "odometry: an orientation 0 long; it has to be 0.1 to 10.0",
         ),
     ],
 )

@@ -500,9 +500,11 @@ class Guard:
 
     def _note(self, path: TimedPath, judged: _Judgement, situation: _Situation) -> None:
         """Remember which way the published plan leads."""
-        motion = situation.motion
-        raw = motion is None or path.frame not in {motion.frame, motion.child_frame}
-        self._published = None if judged.lane is None else (path.frame, raw, situation.now_ns, judged.lane)
+        self._published = (
+            None
+            if judged.lane is None
+            else (path.frame, judged.bend is None, situation.now_ns, judged.lane)
+        )
 
     def _keep_lane(self, judged: _Judgement, situation: _Situation, *, goes_out: bool) -> None:
         """Note the way of a path, if it is where the odometry is."""

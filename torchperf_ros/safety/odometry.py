@@ -47,6 +47,7 @@ class Motion:
     M, rad, m/s (negative in reverse), rad/s (left positive).
 
     Attributes:
+        child_frame: of the vehicle; `frame` where it has no name.
         turns, unsure: the yaw rate by several messages, and as much of it as may be noise; see `YawRates`. None:
             there are too few.
     """
@@ -94,15 +95,22 @@ class Motion:
         if abs(speed) > MAX_SPEED or abs(yaw_rate) > _MAX_YAW_RATE:
             most = f"{MAX_SPEED:g} m/s, {_MAX_YAW_RATE:g} rad/s"
             raise BadInput(f"odometry: {speed:g} m/s or {yaw_rate:g} rad/s is beyond {most}")
-        if not any(turn):
-            raise BadInput("odometry: the orientation is all zeros, which is no rotation")
         if not LEAST_TURN <= math.hypot(*turn) <= MOST_TURN:
             raise BadInput(
                 f"odometry: an orientation {math.hypot(*turn):g} long; it has to be {LEAST_TURN} to"
                 f" {MOST_TURN}"
             )
         return cls(
-            frame, child_frame, stamp_ns, received_ns, x, y, z, float(yaw_of(*turn)), speed, yaw_rate
+            frame,
+            child_frame or frame,  # a name that was not set is no frame of the vehicle's
+            stamp_ns,
+            received_ns,
+            x,
+            y,
+            z,
+            float(yaw_of(*turn)),
+            speed,
+            yaw_rate,
         )
 
     def after(self, dt_s: Any) -> tuple[Any, Any, Any]:  # noqa: ANN401 - a number or an array of them

@@ -101,6 +101,7 @@ _STEP_NS = 5_000_000
 _STANDS = 0.5  # m/s in the last step of a path that brakes to standstill
 _SAME_PLACE_M = 0.1  # places of a path that are as near to the vehicle
 _PLACE_BYTES = 56  # x, y, z and a quaternion, as float64
+_NAME_AT = 12  # of a path's bytes: the header's `frame_id`, behind encapsulation and stamp
 
 
 def can_stop(output_type: str) -> bool:
@@ -214,7 +215,12 @@ class TimedPath:
 
     @property
     def frame(self) -> bytes:
-        return self.frame_id[4:].rstrip(b"\0")
+        # Of its header and its poses, where they name one. Two that differ are both named: who follows the
+        # path may take either, so it is in no frame that there is.
+        own = self.frame_id[4:].rstrip(b"\0")
+        if not self.head.startswith(self.frame_id, _NAME_AT):
+            own = b" and ".join(sorted({own, header_at(self.head, 4, self.order)[1]} - {b""}))
+        return own
 
     @property
     def stops(self) -> bool:
