@@ -24,7 +24,10 @@ from torchperf_ros.stage.frame import Answer, Frame, Origin
 
 # Others use this machine as well: how long an example takes says nothing. The examples are the same in
 # every run, so that a test fails with the change that broke it; `--hypothesis-profile search` draws new
-# ones.
+# ones. Hypothesis would draw constants out of our modules as well: those that earlier tests have imported.
+pytest.MonkeyPatch().setattr(
+    "hypothesis.internal.conjecture.providers.is_local_module_file", lambda path: False
+)
 settings.register_profile(
     "search", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
@@ -58,12 +61,25 @@ LAST = ("test/benchmarks/test_smoke.py", "test/node/test_watch_live.py")
 def pytest_configure():
     """Let signals reach what tests start, also where a shell runs them in the background; compile quickly.
 
+    What is printed has one form.
+
     Such a shell has its commands ignore SIGINT and SIGQUIT, and what they start inherits it.
     """
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+    # By these, of a terminal or of a machine for continuous integration, rich and Typer choose width and colours.
+    for name in (
+        "COLUMNS",
+        "FORCE_COLOR",
+        "GITHUB_ACTIONS",
+        "LINES",
+        "NO_COLOR",
+        "PY_COLORS",
+        "TTY_COMPATIBLE",
+    ):
+        os.environ.pop(name, None)
     # Packages wait for the C++ compiler. Headers compiled ahead pay only for more packages than are built
     # here. torch reads both when it is imported.
     os.environ |= {

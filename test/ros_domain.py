@@ -1,9 +1,9 @@
-"""ROS domains that no other test process of this machine uses."""
+"""ROS domains that nobody else on this machine uses."""
 
-import fcntl
+import contextlib
 import functools
 import os
-import tempfile
+import socket
 
 DOMAINS = range(1, 101)  # the ports of higher ones may be those of any connection
 
@@ -12,15 +12,17 @@ _locks = []
 
 @functools.cache
 def own_domain(user=""):
-    """A domain that this process has until it ends; each of its users gets another one."""
+    """A domain that this process has until it ends; each of its users gets another one.
+
+    A name without a file is the lock: any user of the machine may take it, and it is the network's, as domains are.
+    """
     first = os.getpid() % len(DOMAINS)
     for number in (*DOMAINS[first:], *DOMAINS[:first]):
-        lock = open(f"{tempfile.gettempdir()}/torchperf_test_domain_{number}", "ab")  # noqa: SIM115
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.close()
-        else:
+        lock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as discovery:
+            lock.bind(f"\0torchperf_test_domain_{number}")
+            # where a participant of others would listen, by the DDS interoperability standard
+            discovery.bind(("", 7400 + 250 * number))
             _locks.append(lock)
             return number
     raise RuntimeError("every ROS domain is in use")

@@ -479,8 +479,8 @@ def debian(run, monkeypatch, tmp_path):
     apt = tmp_path / "bin" / "apt-get"
     policy = tmp_path / "policy-rc.d"
     apt.write_text(
-        f'#!/bin/sh\n{policy} prometheus start; echo "$* | policy $? | $DEBIAN_FRONTEND"'
-        f" >>{tmp_path}/asked\nif [ -e {tmp_path}/offline ]; then echo E: no network; exit 100; fi\n"
+        f'#!/bin/sh\n"{policy}" prometheus start; echo "$* | policy $? | $DEBIAN_FRONTEND"'
+        f' >>"{tmp_path}/asked"\nif [ -e "{tmp_path}/offline" ]; then echo E: no network; exit 100; fi\n'
     )
     apt.chmod(0o755)
     monkeypatch.setenv("PATH", str(apt.parent))

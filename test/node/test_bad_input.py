@@ -15,6 +15,7 @@ from nav_msgs.msg import Odometry
 from sensor_msgs.msg import Image
 from visualization_msgs.msg import MarkerArray
 
+from benchmarks.rig.scraper import free_port
 from torchperf_ros.api.outcome import Fallback, Outcome
 
 PERCEPTION, PLANNING, LARGE = 0, 1, 4
@@ -26,9 +27,7 @@ class Car:
 
     def __init__(self, graph, start_node, fast):
         stage = fast(max_frame_bytes=65_536, sustained_misses=1)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.metrics_port = free.getsockname()[1]
+        self.metrics_port = free_port()
         stages = {"perception": {**stage, "output": "boxes"}, "planning": stage}
         self.node = start_node({**stages, "metrics_port": self.metrics_port})
         self.node.wait_until_ready("perception", "planning")

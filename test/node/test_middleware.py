@@ -142,7 +142,9 @@ def test_given_no_launch_file_when_a_node_starts_then_it_has_the_segment_of_the_
     words = [sys.executable, "-m", "torchperf_ros.node.main", "--ros-args", "-p", "autostart:=false"]
     node = psutil.Popen(words, env=plain, stderr=subprocess.PIPE)
     try:
-        assert b"no parameters were given" in node.stderr.readline()
+        assert any(
+            b"no parameters were given" in line for line in node.stderr
+        )  # Fast DDS may complain of others
         shared = {
             Path(mapped.path) for mapped in node.memory_maps() if mapped.path.startswith("/dev/shm/fast")
         }

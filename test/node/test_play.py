@@ -202,8 +202,10 @@ def test_given_input_that_cannot_be_used_when_played_then_one_line_says_what_wou
     monkeypatch.setenv("ROS_DOMAIN_ID", str(graph.node.context.get_domain_id()))
     result = CliRunner().invoke(app, ["play", str(log), *options])
     assert result.exit_code == 2
-    (line,) = [
-        line for line in (result.stderr + capfd.readouterr().err).splitlines() if "left out" not in line
+    (line,) = [  # Fast DDS may complain of participants that others have ended
+        line
+        for line in (result.stderr + capfd.readouterr().err).splitlines()
+        if "left out" not in line and "RTPS_" not in line
     ]
     assert line.startswith("torchperf: ")
     assert says in line

@@ -135,19 +135,21 @@ def test_given_a_recorder_that_is_stopped_when_seconds_pass_then_it_is_replaced(
 
 
 @pytest.mark.parametrize(
-    ("state", "silent_s", "warned", "killed"),
+    ("state", "silent_s", "has_begun", "warned", "killed"),
     [
-        ("sleeping", 4.0, False, False),
-        ("running", 30.0, False, False),
-        ("disk-sleep", 6.0, True, False),
-        ("disk-sleep", 21.0, True, True),
-        ("running", 61.0, True, True),
+        ("sleeping", 4.0, True, False, False),
+        ("running", 30.0, True, False, False),
+        ("disk-sleep", 6.0, True, True, False),
+        ("disk-sleep", 21.0, True, True, True),
+        ("disk-sleep", 21.0, False, True, False),
+        ("disk-sleep", 61.0, False, True, True),
+        ("running", 61.0, True, True, True),
     ],
 )
 def test_given_a_recorder_that_is_silent_when_judged_then_it_depends_on_what_it_waits_for(
-    node, monkeypatch, state, silent_s, warned, killed
+    node, monkeypatch, state, silent_s, has_begun, warned, killed
 ):
-    node.wait_for(lambda: node.recording.status)
+    node.wait_for(lambda: not has_begun or node.recording.status)
     monkeypatch.setattr(RecorderProcess, "heard", lambda self: iter(()))
     monkeypatch.setattr(RecorderProcess, "state", state)
     node.later_s = silent_s

@@ -23,13 +23,18 @@ GUARD = {
 }
 
 
-def tell(stage, *, x=0.0, obstacles=()):
-    """Odometry, and standing boxes of 1 m at these places along x."""
+def tell(stage, *, since_ns=None, obstacles=()):
+    """Odometry, and standing boxes of 1 m at these places along x; gives their stamp.
+
+    The vehicle is where a plan of that stamp begins, or has driven along the plan of an earlier one.
+    """
     now_ns = time.time_ns()
+    x = SPEED * (now_ns - (since_ns or now_ns)) / S
     odometry = odometry_bytes(x=x, speed=SPEED, stamp_ns=now_ns, frame="map")
     boxes = [Box(at, 0.0, length=1.0, width=1.0, velocity=None) for at in obstacles]
     stage.actor.hear(ODOMETRY, odometry, now_ns)
     stage.actor.hear(DETECTIONS, markers_bytes(boxes, stamp_ns=now_ns, frame="map"), 0)
+    return now_ns
 
 
 def positions(stage, answer):
@@ -64,18 +69,15 @@ def test_given_a_guard_that_knows_nothing_when_a_frame_is_answered_then_it_goes_
 
 
 def test_given_a_free_road_when_a_frame_is_answered_then_its_bytes_go_out_as_they_are(stage):
-    tell(stage)
-    answer = stage.ask()
+    answer = stage.ask(stamp_ns=tell(stage))
     assert (answer.outcome, answer.check, answer.reason) == (Outcome.ON_TIME, GuardVerdict.ACCEPT, "")
     assert stage.published[-1] == answer.payload
     assert stage.anomalies == []
 
 
 def test_given_a_plan_into_a_standing_car_when_answered_then_it_brakes_and_topics_and_alert_say_why(stage):
-    tell(stage)
-    good = stage.ask()
-    tell(stage, obstacles=[9.0])
-    answer = stage.ask()
+    good = stage.ask(stamp_ns=tell(stage))
+    answer = stage.ask(stamp_ns=tell(stage, obstacles=[9.0]))
     assert answer.outcome is Outcome.ON_TIME
     assert answer.check in {GuardVerdict.BRAKE, GuardVerdict.REBASED, GuardVerdict.STOP}
     assert max(positions(stage, answer)) < 8.5 - 3.5
@@ -159,12 +161,9 @@ def test_given_a_source_in_another_clock_when_a_plan_is_checked_then_that_is_an_
 
 
 def test_given_a_refused_plan_when_the_next_frame_fails_then_the_accepted_one_before_it_is_held(stage):
-    tell(stage)
-    good = stage.ask()
-    tell(stage, obstacles=[9.0])
-    stage.ask()
-    tell(stage)
-    held = stage.ask({"do": "raise"})
+    good = stage.ask(stamp_ns=tell(stage))
+    stage.ask(stamp_ns=tell(stage, obstacles=[9.0]))
+    held = stage.ask({"do": "raise"}, stamp_ns=tell(stage, since_ns=good.frame.stamp_ns))
     assert (held.outcome, held.fallback, held.check) == (
         Outcome.ERROR,
         Fallback.HOLD_LAST,
@@ -200,14 +199,14 @@ def test_given_an_emergency_lane_that_withholds_the_output_when_answered_then_th
 
 def test_given_nothing_to_publish_when_the_vehicle_moves_then_the_guard_stops_it(start_own_stage):
     stage = start_own_stage(backup="none", tiers=["full"], fallback=["none"], **GUARD)
-    tell(stage)
-    answer = stage.ask({"do": "raise"})
+    answer = stage.ask({"do": "raise"}, stamp_ns=tell(stage))
     assert (answer.outcome, answer.fallback, answer.check) == (
         Outcome.ERROR,
         Fallback.NONE,
         GuardVerdict.STOP,
     )
-    assert positions(stage, answer)[-1] < 1.0
+    first, *_, last = positions(stage, answer)  # from where the vehicle is by then
+    assert last - first < 1.0
     assert "there is no plan" in answer.reason
     assert (stage.counters.answered, stage.counters.unanswered) == (1, 0)
 
@@ -218,14 +217,12 @@ def test_given_an_error_in_the_guard_when_frames_are_answered_then_the_stage_s_s
     errors = stage.counters.internal_errors
     with monkeypatch.context() as patch:
         patch.setattr("torchperf_ros.safety.guard.beyond_limits", lambda *_: 1 / 0)
-        tell(stage)
-        nothing = stage.ask()  # no plan was accepted yet
+        nothing = stage.ask(stamp_ns=tell(stage))  # no plan was accepted yet
         assert (nothing.outcome, nothing.fallback, nothing.payload) == (Outcome.ERROR, Fallback.NONE, None)
         assert nothing.check is GuardVerdict.UNCHECKED
         assert "there is no earlier plan to stop along" in nothing.reason
         assert "an error in the guard: ZeroDivisionError: division by zero" in nothing.reason
-    tell(stage)
-    assert stage.ask().check is GuardVerdict.ACCEPT
+    assert stage.ask(stamp_ns=tell(stage)).check is GuardVerdict.ACCEPT
     with monkeypatch.context() as patch:
         patch.setattr("torchperf_ros.safety.guard.beyond_limits", lambda *_: 1 / 0)
         stops = [stage.ask(), stage.ask({"do": "raise"}), stage.ask()]
@@ -242,8 +239,7 @@ def test_given_an_error_in_the_guard_when_frames_are_answered_then_the_stage_s_s
     assert stage.counters.internal_errors == errors + 4
     assert any("had an error in its guard:\nTraceback" in text for _, text in stage.logs)
     assert stage.health is Health.DEGRADED
-    tell(stage)
-    assert stage.ask().outcome is Outcome.ON_TIME
+    assert stage.ask(stamp_ns=tell(stage)).outcome is Outcome.ON_TIME
 
 
 def test_given_checks_in_shadow_when_a_plan_would_be_refused_then_it_goes_out_and_is_counted(
@@ -251,8 +247,7 @@ def test_given_checks_in_shadow_when_a_plan_would_be_refused_then_it_goes_out_an
 ):
     shadow = {**GUARD, "guard.act": [""], "guard.shadow": ["distance"]}
     stage = start_own_stage(backup="none", tiers=["full"], **shadow)
-    tell(stage, obstacles=[9.0])
-    answer = stage.ask()
+    answer = stage.ask(stamp_ns=tell(stage, obstacles=[9.0]))
     assert (answer.outcome, answer.check, answer.reason) == (Outcome.ON_TIME, GuardVerdict.ACCEPT, "")
     assert positions(stage, answer) == list(range(11))
     assert stage.counters.shadow_refusals == 1

@@ -46,7 +46,7 @@ def test_given_a_message_that_takes_longer_than_a_hang_when_it_comes_then_its_wo
     start_own_stage,
 ):
     stage = start_own_stage(
-        adapter="Joints", backup="standby", budget_ms=900.0, hang_ms=2000.0, max_frame_bytes=LARGEST_BYTES
+        adapter="Joints", backup="standby", budget_ms=900.0, hang_ms=5000.0, max_frame_bytes=LARGEST_BYTES
     )
     pids, pool = stage.pids, stage.actor.pool
     answer = stage.ask(data=many_names(8_000_000))

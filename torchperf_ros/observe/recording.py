@@ -50,7 +50,8 @@ _MOST_WAITING: Final = 3000
 _MOST_WAITING_BYTES: Final = 32 << 20
 # So long a recorder may be silent, by its state. A stopped one does not go on by itself; a full machine
 # leaves no time to one that would run, and to kill it would lose what it holds. Else it waits, as a
-# rule for a disk, which other processes may keep from it for a while.
+# rule for a disk, which other processes may keep from it for a while. One that has yet to say its first
+# word reads its modules from there: who is ended at that begins anew, and never comes to an end.
 _SILENT_S: Final = 5.0
 _KILL_S: Final = {psutil.STATUS_STOPPED: _SILENT_S, psutil.STATUS_RUNNING: 60.0}
 _KILL_ELSE_S: Final = 20.0
@@ -321,7 +322,8 @@ class Recording:
             self._heard_at = self._clock()
         elif silent_s >= _SILENT_S:
             self.problem = self.unable() or self.problem
-            if silent_s >= _KILL_S.get(state, _KILL_ELSE_S):
+            else_s = _KILL_ELSE_S if self._heard_at > self._tried_at else _KILL_S[psutil.STATUS_RUNNING]
+            if silent_s >= _KILL_S.get(state, else_s):
                 self._give_up(process, f"the recorder made no progress for {silent_s:.0f} s ({state})")
         for message in heard:
             if message["kind"] == "status":
