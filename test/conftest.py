@@ -26,7 +26,7 @@ from torchperf_ros.stage.frame import Answer, Frame, Origin
 # every run, so that a test fails with the change that broke it; `--hypothesis-profile search` draws new
 # ones. Hypothesis would draw constants out of our modules as well: those that earlier tests have imported.
 pytest.MonkeyPatch().setattr(
-    "hypothesis.internal.conjecture.providers.is_local_module_file", lambda path: False
+    "hypothesis.internal.conjecture.providers.is_local_module_file", lambda path: False, raising=False
 )
 settings.register_profile(
     "search", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True

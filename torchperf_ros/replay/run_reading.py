@@ -283,7 +283,9 @@ def input_pictures(
                 ]
                 for key in [key for key in frames if key not in found] if shown else ():
                     topics = (
-                        [key[0]] if key[0] in shown else [*triggers & set(shown)] or images or list(shown)
+                        [key[0]]
+                        if key[0] in shown
+                        else [name for name in shown if name in triggers] or images or list(shown)
                     )
                     try:
                         found[key] = _nearest(log, topics, key[1], frames[key], side)

@@ -135,7 +135,8 @@ def compare(
         notes += [f"stage {name}: not in {run.name}" for name in names if name not in there]
         notes += [f"{run.name} was interrupted"] if run.fact("complete") is False else []
     steady = {run.fact("pace") for run in (*base, *new)} <= _STEADY
-    excuses = [*(set(differing) - {"Python", _UNKNOWN}), *([] if steady else ["pace"])]
+    excuses = [what for what in differing if what not in {"Python", _UNKNOWN}]
+    excuses += [] if steady else ["pace"]
     found: list[MetricChange] = []
     stages = []
     for name in names:
