@@ -212,8 +212,8 @@ def load_adapter(path: str) -> type[Adapter]:
     except Exception as error:
         # The user's module runs here: any exception is the reason why it cannot be loaded.
         where = (
-            "modules are found in the folder in which the command or node was started, in PYTHONPATH, and among"
-            " what is installed"
+            "modules are found in the folder in which the command or node was started, in PYTHONPATH, and"
+            " among what is installed"
         )
         is_missing = isinstance(error, ModuleNotFoundError) and module_name.startswith(str(error.name))
         raise AdapterError(

@@ -123,7 +123,7 @@ def _with_wide_texts(types: Typesdict) -> Typesdict:
 
     def readable(field: Any) -> Any:  # noqa: ANN401 - a field's type as rosbags describes it
         kind, of = field
-        # rosbags knows the type in an `.idl` file. In a `.msg` file it takes it for a message of the package.
+        # rosbags knows the type in an `.idl` file. In a `.msg` file it takes it for one of the package.
         if (kind is Nodetype.BASE and of[0] == "wstring") or (
             kind is Nodetype.NAME and of.endswith("/msg/wstring")
         ):
