@@ -92,7 +92,7 @@ class Controlled(Adapter):
         header = messages["point"].message.header
         x = float(outputs[0])
         poses = [self._pose(header, number, x) for number in range(POSES)]
-        frame_id = f"{os.getpid()}" + "x" * self._large_bytes
+        frame_id = "map" + "x" * self._large_bytes
         return message_class(OUTPUT)(
             header=message_class("std_msgs/msg/Header")(stamp=header.stamp, frame_id=frame_id), poses=poses
         )
@@ -102,7 +102,8 @@ class Controlled(Adapter):
         stamp = message_class("builtin_interfaces/msg/Time")(
             sec=at_ns // 1_000_000_000, nanosec=at_ns % 1_000_000_000
         )
-        point = message_class("geometry_msgs/msg/Point")(x=x + number, y=0.0, z=0.0)
+        # The place above the ground, in nanometres, says which process made the path.
+        point = message_class("geometry_msgs/msg/Point")(x=x + number, y=0.0, z=os.getpid() / 1e9)
         in_flight = message_class("geometry_msgs/msg/Quaternion")(x=0.0, y=0.0, z=0.0, w=1.0)
         return message_class("geometry_msgs/msg/PoseStamped")(
             header=message_class("std_msgs/msg/Header")(stamp=stamp, frame_id="map"),

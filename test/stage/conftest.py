@@ -193,6 +193,10 @@ class StageUnderTest:
         (data,) = [data for data, frame in self.handed_on if frame.seq == answer.frame.seq]
         return None if data is None else STORE.deserialize_cdr(data, "nav_msgs/msg/Path")
 
+    def runner(self, answer):
+        """The process that made what was published for a frame."""
+        return round(self.payload(answer).poses[0].pose.position.z * 1e9)
+
     def in_flight(self):
         with self.actor.lock:
             return (self.actor.turn is not None) + (self.actor.mailbox.waiting is not None)

@@ -57,7 +57,7 @@ def test_given_a_runner_that_is_late_when_the_deadline_comes_then_the_backups_re
         stage.wait_for_workers()
         first = stage.ask()  # by the budget as it is, which the runner keeps on a busy machine as well
         assert (first.outcome, first.tier) == (Outcome.ON_TIME, 0)
-        runner = int(stage.payload(first).header.frame_id)  # it is asked first again
+        runner = stage.runner(first)  # it is asked first again
         stage.wait_for_workers()
         stage.reconfigure(budget_ms=2500.0)
         return runner, stage.ask({"do": "sleep", "ms": 3500, "only": runner}, x=3.0)
@@ -68,7 +68,7 @@ def test_given_a_runner_that_is_late_when_the_deadline_comes_then_the_backups_re
     stage.reconfigure()
     assert (answer.outcome, answer.fallback) == (Outcome.LATE, Fallback.BACKUP)
     assert stage.payload(answer).poses[0].pose.position.x == 3.0 + LAST_TIER_OFFSET
-    assert int(stage.payload(answer).header.frame_id) != runner
+    assert stage.runner(answer) != runner
 
 
 def test_given_other_inputs_that_are_too_large_when_received_then_they_are_refused_and_counted(stage):
