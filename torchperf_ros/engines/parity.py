@@ -40,11 +40,13 @@ class KeptState:
 
     Weights are not copied, they would take as much memory again: what changes them is named, not put back.
 
-    What Python cannot copy, as an object of a library in C, stays as it is.
+    What Python cannot copy, as an object of a library in C, stays as it is. So does all of a model that has
+    other modules or weights since, as one that fuses its layers at the first call: the state that is kept
+    here fits it no more.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self._model, self._weights = model, _versions_of(model)
+        self._model, self._weights, self._structure = model, _versions_of(model), _structure_of(model)
         self._buffers = [
             (module, name, buffer, None if buffer is None else buffer.detach().clone())
             for module in model.modules()
@@ -81,13 +83,19 @@ class KeptState:
         return list(dict.fromkeys(name for _, name, _, _ in changed))
 
     @property
+    def fits(self) -> bool:
+        return self._structure == _structure_of(self._model)
+
+    @property
     def has_changed(self) -> bool:
         return any(True for _ in self._changed())
 
     def changed_weights(self) -> list[str]:
         """Weights that were written to, or that others have taken the place of, by name."""
+        if not self.fits:
+            return []
         now = _versions_of(self._model)
-        return [name for name, known in self._weights.items() if now.get(name) != known]
+        return [name for name, known in self._weights.items() if now[name] != known]
 
     def changed_numbers(self) -> list[str]:
         """Buffers of one element, and attributes that are a number, that have changed, by name."""
@@ -98,6 +106,8 @@ class KeptState:
         ]
 
     def _changed(self) -> Iterator[tuple[torch.nn.Module, str, torch.Tensor | None, Any]]:
+        if not self.fits:
+            return
         for module, name, original, saved in self._buffers:
             if not _same(getattr(module, name, None), saved):
                 yield module, name, original, saved
@@ -106,6 +116,12 @@ class KeptState:
             for name, saved in [*attributes.items(), *((name, _ABSENT) for name in new)]:
                 if saved is _ABSENT or not _same(vars(module).get(name, _ABSENT), saved):
                     yield module, name, None, saved
+
+
+def _structure_of(model: torch.nn.Module) -> list[tuple[str, int]]:
+    """Which modules a model has, and the names of its weights."""
+    modules = [(name, id(module)) for name, module in model.named_modules()]
+    return modules + [(name, 0) for name, _ in model.named_parameters()]
 
 
 def _versions_of(model: torch.nn.Module) -> dict[str, tuple[int, int]]:

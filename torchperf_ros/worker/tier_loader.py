@@ -117,10 +117,13 @@ class TierLoader:
         """Bring a model whose answers depend on earlier calls back to the state that its build gave it.
 
         Returns what it keeps, by name. Weights that calls change come from another build: no copy is kept.
+        A model that fuses its layers at its first call is then as that call left it.
         """
         model, kept = self._models.get(name, (None, None))
         if model is None or kept is None:
             return []
+        if not kept.fits:
+            self._models[name] = model, KeptState(model)
         names = list[str]()
         if kept.has_changed:
             try:
@@ -130,6 +133,7 @@ class TierLoader:
             except Exception:  # a model may not take inputs that are drawn
                 kept.restore()
         if weights := kept.changed_weights():
+            kept.restore()  # what says that the weights are as they are to be
             built = build_model(self._adapter, name)
             for weight in weights:
                 model.get_parameter(weight).copy_(built.get_parameter(weight))
